@@ -77,6 +77,17 @@ def test_the_time_of_a_round_is_shared() -> None:
     assert asked[1] < 20 and asked[8] > 80
 
 
+def test_what_a_model_took_is_told_apart() -> None:
+    """It is asked only where it should win more than that: nobody has to weigh it again."""
+    model, free = Model([5, 6], seconds=1e-4), Says("free", None)
+    drafter, texts = auto(model, free)
+    drafter.propose(texts, [BUDGET])
+    assert model.rounds == [1] and drafter.weighed == pytest.approx(1e-4)
+    free.tokens, free.score = [5, 6, 7, 8], 0.97  # sure enough
+    drafter.propose(texts, [BUDGET])
+    assert model.rounds == [1] and drafter.weighed == 0.0
+
+
 def test_a_model_that_is_never_right_is_left_alone() -> None:
     """However sure it is: a round takes a fifth of a token's time."""
     model = Model([5, 6], seconds=0.001)

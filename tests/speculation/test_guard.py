@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_shares_of_the_time_are_those_of_each_ask() -> None:
     assert [one.seconds for one in guard.proposals(Moody(lambda seqs: False), some, BUDGETS)] == [2.0] * 3
     one_by_one = guard.proposals(Moody(lambda seqs: len(seqs) > 1), some[:2], BUDGETS[:2])
     assert [one.seconds for one in one_by_one] == [1.0, 2.0]
+
+
+def test_what_a_drafter_has_weighed_itself_is_told_by_its_share() -> None:
+    ticks = iter([0.0, 6.0])
+    choosy: Any = Moody(lambda seqs: False)
+    choosy.weighed = 4.5
+    assert [one.weighed for one in Owner(lambda: next(ticks)).proposals(choosy, texts(), BUDGETS)] == [1.5] * 3
 
 
 def test_where_everyone_loses_a_drafter_it_gives_all_back_whatever_its_owner_raises() -> None:

@@ -96,3 +96,53 @@ def test_of_what_is_measured_on_purpose_the_best_sample_holds() -> None:
             cost.observe(Load(rows), slower * seconds(Load(rows)))
     cost.anchor()
     assert [cost(rows) for rows in (1, 4, 8)] == pytest.approx([seconds(Load(rows)) for rows in (1, 4, 8)])
+
+
+def test_what_is_measured_on_purpose_takes_no_longer_than_more_of_it_does() -> None:
+    cost = StepCost()
+    for rows in (1, 4, 8):
+        for _ in range(3):
+            cost.observe(Load(rows), (2.0 if rows == 4 else 1.0) * seconds(Load(rows)))  # a bad moment, all of it
+    for _ in range(3):
+        cost.observe(Load(5), 0.1 * seconds(Load(5)))  # came by the way
+    cost.anchor((1, 4, 8))
+    assert cost(4) == cost(8) == pytest.approx(seconds(Load(8))) and cost(5) == cost(4)
+
+
+def test_a_few_odd_samples_do_not_outvote_a_count_that_is_seen_often() -> None:
+    cost = StepCost()
+    for rows in (1, 8, 32):
+        for _ in range(3):
+            cost.observe(Load(rows), seconds(Load(rows)))
+    for _ in range(10):
+        cost.observe(Load(26), 1.5 * seconds(Load(32)))
+    for _ in range(200):
+        cost.observe(Load(32), seconds(Load(32)))
+    assert cost(32) == pytest.approx(seconds(Load(32)), rel=0.06)
+
+
+def test_how_counts_differ_outlives_changes_of_the_machines_speed() -> None:
+    """Only one count is seen while the machine slows down and speeds up: what four more rows take goes with it."""
+    cost = StepCost()
+    for rows in (1, 8, 32, 48):
+        for _ in range(3):
+            cost.observe(Load(rows), seconds(Load(rows)))
+    cost.anchor()
+    for speed in (1.0, 1.4, 0.8, 1.0):
+        for _ in range(60):
+            cost.observe(Load(38), speed * seconds(Load(38)))
+        assert cost(42) - cost(38) == pytest.approx(speed * (seconds(Load(42)) - seconds(Load(38))), rel=0.25)
+        assert cost(38) - cost(32) == pytest.approx(speed * (seconds(Load(38)) - seconds(Load(32))), rel=0.25)
+
+
+def test_rows_of_short_prompts_beside_many_that_decode_tell_little_of_prompts() -> None:
+    cost = StepCost()
+    cost.observe(Load(0, 0.0, 2, 2.0), 5e-3)  # the first step of all, whose fixed cost nobody knows yet
+    for _ in range(3):
+        cost.observe(Load(1), seconds(Load(1)))
+    cost.observe(Load(1, 0.0, 96, 96 * 48.0), seconds(Load(1)) + 96 * 6e-4)
+    for rows in (8, 16, 32):
+        for _ in range(3):
+            cost.observe(Load(rows), seconds(Load(rows)))
+        cost.observe(Load(rows, 0.0, 2, 2.0), 1.3 * seconds(Load(rows)))
+    assert cost.prompt_seconds(96, 96 * 48.0) == pytest.approx(96 * 6e-4, rel=0.25)

@@ -29,6 +29,8 @@ CHEAP = 0.02
 """Share of a step that asking may take though it saves less; where it takes more, it has to save as much."""
 HARDLY = 0.25
 """Of its time, what even that has to save: in a crowd where no row is cheap enough for any draft, nobody is asked."""
+LEAST_SAVED = 0.03
+"""Of a step, what drafters have to save beyond their own time: what rows take is not known any better."""
 RELUCTANCE = 0.1
 """By how much more than it costs a drafter must promise to be asked again once it was not worth it: forecasts waver."""
 BEHIND = 2.0
@@ -186,6 +188,8 @@ class AdaptiveController:
                 continue
             own.sort(key=lambda place: -worths[place])
             count = worthwhile([pace * worths[place] for place in own], [pace], rounds)
+            if sum(worths[place] for place in own[:count]) < rounds(count) + LEAST_SAVED * step:
+                count = 0
             strangers = tellers(ahead.running)
             for rank, place in enumerate(own):
                 state = states[place]
@@ -340,7 +344,7 @@ class AdaptiveController:
                 sent.append(offer.draft)
                 continue
             saved = sum(offer.chances[:taken]) / pace - taken * (seconds + read * offer.ask.context)
-            self._states[offer.ask.sequence].history.worth(ahead.running).learn(max(0.0, saved))
+            self._states[offer.ask.sequence].history.worth(ahead.running).learn(saved)
             sent.append(offer.draft.trimmed(taken) if taken else None)
         return sent
 
@@ -378,7 +382,7 @@ class AdaptiveController:
         if not self.cost.measured or not running:
             return
         taken = self.cost(load.rows, load.context) + drafting
-        self.allowance.earn(taken)
+        self.allowance.earn(taken, running)
         company = running.bit_length()
         self._drafted[company] = self._drafted.get(company, 0) + 1 if load.rows > running else 0
         plain, spent = self._speeds.get(company, (0.0, 0.0))

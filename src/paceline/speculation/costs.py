@@ -12,8 +12,11 @@ FIRST = 5
 WEIGHT = 0.02
 LEVEL_WEIGHT = 0.1
 """Of a sample, in what is known of its count and of all counts together."""
+SHAPE_WEIGHT = 0.004
+"""The same of its count where counts were measured on purpose, beside each other, once many were seen: what slows a
+machine slows all counts, the one that is seen no more than others, and drafts go by how two of them differ."""
 RARE = 32
-RARE_WEIGHT = 0.2
+RARE_WEIGHT = 0.1
 """Of a sample that is smaller than what is known of a count which was not seen for so many observations: nothing takes
 less than it needs, so what is known is old, or was measured while the machine was busy."""
 TRUSTED = 2
@@ -78,6 +81,7 @@ class CostCurve:
         self._answers: dict[int, float] = {}
         self._seen = 0
         self._level = 1.0
+        self._anchored = False
         self._doubted = False
 
     @property
@@ -98,6 +102,7 @@ class CostCurve:
         better still, for beside each other they have to be right: what else the machine did meanwhile made some dearer,
         and none cheaper. `counts`: those that were; what is known of others came by the way, and goes."""
         self._points = {count: point for count, point in self._points.items() if count in counts} or self._points
+        self._anchored = True
         least = math.inf
         for _, point in sorted(self._points.items(), reverse=True):
             point.anchored = True
@@ -133,7 +138,11 @@ class CostCurve:
         early = point is None or len(point.first) < FIRST
         if point is None:
             between = bool(self._counts) and self._counts[0] < count < self._counts[-1]
-            self._points[count] = point = _Point(seconds, self._estimate(count) if between else None)
+            guess = self._estimate(count) if between else None
+            known = guess if self._anchored else None
+            self._points[count] = point = _Point(seconds if known is None else known, guess)
+            if known is not None:
+                point.first *= FIRST
         elif len(point.first) < FIRST:
             point.samples += 1
             point.first.append(seconds)
@@ -142,7 +151,8 @@ class CostCurve:
             point.samples += 1
             off = min(seconds, 2.0 * point.value) - point.value
             rare = off < 0.0 and self._seen - point.last_seen > RARE
-            point.value += (RARE_WEIGHT if rare else WEIGHT) * off
+            usual = max(SHAPE_WEIGHT, 1.0 / (KNOWN_WELL + point.samples)) if self._anchored else WEIGHT
+            point.value += (RARE_WEIGHT if rare else usual) * off
             if point.value > 0.0:
                 self._level *= 1.0 + LEVEL_WEIGHT * off / point.value
         point.last_seen = self._seen

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SHARE = 0.015
 """Of the engine's time, that goes to what is not expected to pay."""
+CROWD = 4
+"""Sequences at once from which on that share becomes less, as what drafts can win there does."""
 MOST_STEPS = 2.0
 """Steps' worth of time that can be saved up for that."""
 TELLERS = 8
@@ -19,9 +21,9 @@ class Allowance:
     def __init__(self) -> None:
         self._seconds = 0.0
 
-    def earn(self, step: float) -> None:
-        """A step took so long."""
-        self._seconds = min(MOST_STEPS * step, self._seconds + SHARE * step)
+    def earn(self, step: float, running: int = 1) -> None:
+        """A step of so many sequences took so long."""
+        self._seconds = min(MOST_STEPS * step, self._seconds + SHARE * min(1.0, CROWD / running) * step)
 
     def spend(self, seconds: float) -> bool:
         """Whether a try that takes about so long may be made; it counts as made."""
