@@ -60,7 +60,7 @@ void quantise(const float* in, int count, const Quantised& out, int row, int fir
         for (const V& one : x) top = max(top, abs(one));
         const float largest = top.max_lane();
         const float scale = largest / 127.0f;
-        const V inverse = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
+        const V inverse = V::set(largest > 1e-30f ? 127.0f / largest : 0.0f);  // of less it would overflow
         for (V& one : x) one = one * inverse;
         const int total = store_rounded(x, values);
         scales[lane] = scale;

@@ -78,28 +78,6 @@ def test_the_more_promising_proposal_is_taken() -> None:
     assert draft.scores is not None and len(draft.scores) == 2
 
 
-def test_who_only_reads_the_text_begins_when_it_is_first_asked() -> None:
-    """In a crowd most are never asked, and to read a prompt takes a while."""
-    begun: list[str] = []
-
-    class Noted(Says):
-        def begin(self, sequence: Any) -> None:
-            begun.append(self.name)
-
-        def release(self, sequence: Any) -> None:
-            begun.remove(self.name)
-
-    drafter, text = auto(Noted("one", [1], 0.9), Noted("two", [2], 0.5))
-    drafter.observe(text, Observation([5]))
-    assert not begun
-    drafter.release(text)
-    drafter.begin(text)
-    drafter.propose([text], [BUDGET])
-    assert begun == ["one", "two"]
-    drafter.release(text)
-    assert not begun
-
-
 def test_silence_and_nothing_else() -> None:
     drafter, text = auto(Says("a", None), Says("b", None))
     assert drafter.propose([text], [BUDGET]) == [None]

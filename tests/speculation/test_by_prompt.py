@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.kernels import cpu
 from paceline.speculation.by_prompt import ByPrompt
-from paceline.speculation.drafter import Observation
+from paceline.speculation.drafter import Budget, Observation
 from paceline.speculation.drafters import suffix
 from paceline.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from paceline.speculation.drafters.suffix import SuffixDrafter
@@ -107,6 +107,9 @@ def test_many_samples_read_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for drafter in drafters:
         for sample in samples:
             drafter.begin(sample)
+    assert sum(read) == 0, "in a crowd most are never drafted for"
+    for drafter in drafters:
+        drafter.propose(samples, [Budget(4, 8)] * len(samples))
     assert sum(read) == len(prompt)
     library.work(1_000_000)
     assert sum(tree.tokens for tree in library.trees("")) == len(prompt)

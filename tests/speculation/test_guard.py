@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
-from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, Drafter, Needs, Observation, WeighsItself
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -91,9 +90,12 @@ def test_shares_of_the_time_are_those_of_each_ask() -> None:
 
 def test_what_a_drafter_has_weighed_itself_is_told_by_its_share() -> None:
     ticks = iter([0.0, 6.0])
-    choosy: Any = Moody(lambda seqs: False)
-    choosy.weighed = 4.5
-    assert [one.weighed for one in Owner(lambda: next(ticks)).proposals(choosy, texts(), BUDGETS)] == [1.5] * 3
+
+    class Choosy(WeighsItself, Moody):
+        weighed = 4.5
+
+    proposals = Owner(lambda: next(ticks)).proposals(Choosy(lambda seqs: False), texts(), BUDGETS)
+    assert [one.weighed for one in proposals] == [1.5] * 3
 
 
 def test_where_everyone_loses_a_drafter_it_gives_all_back_whatever_its_owner_raises() -> None:

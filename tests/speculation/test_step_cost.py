@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -146,3 +147,40 @@ def test_rows_of_short_prompts_beside_many_that_decode_tell_little_of_prompts() 
             cost.observe(Load(rows), seconds(Load(rows)))
         cost.observe(Load(rows, 0.0, 2, 2.0), 1.3 * seconds(Load(rows)))
     assert cost.prompt_seconds(96, 96 * 48.0) == pytest.approx(96 * 6e-4, rel=0.25)
+
+
+@pytest.mark.parametrize("step", [lambda rows: 4e-3 + 8e-3 * -(-rows // 8), lambda rows: 5e-3 + 2e-5 * rows,
+                                  lambda rows: 1e-3 * (3 + rows)])
+def test_calibration_on_a_machine_without_noise_finds_what_there_is(step: Callable[[int], float]) -> None:
+    """Steps as the engine makes them: those in which more requests come in tell nothing of the rows that decode."""
+    cost, counts = StepCost(), (1, 2, 4, 8, 16, 32, 64)
+    cost.calibrating = True
+    for round in (1.3, 1.0):  # the machine was busy, once
+        before = 0
+        for rows in counts:
+            cost.observe(Load(before, 0.0, 2 * (rows - before), 2.0 * (rows - before)),
+                         round * (step(before) + 6e-4 * 2 * (rows - before)))
+            for _ in range(2):
+                cost.observe(Load(rows), round * step(rows))
+            if rows == 1:
+                cost.observe(Load(1, 0.0, 96, 96 * 48.0), round * (step(1) + 96 * 6e-4))
+            before = rows
+    cost.calibrating = False
+    cost.anchor(counts)
+    assert [cost(rows) for rows in counts] == pytest.approx([step(rows) for rows in counts], rel=0.01)
+
+
+def test_what_others_are_expected_to_take_moves_no_other_count() -> None:
+    """Stairs of eight rows: 33 take as many as 40 do, which no count beside it shows."""
+    def step(rows: int) -> float:
+        return 4e-3 + 8e-3 * -(-rows // 8)
+
+    cost = StepCost()
+    for rows in (1, 8, 16, 32, 48):
+        for _ in range(3):
+            cost.observe(Load(rows), step(rows))
+    cost.anchor()
+    for _ in range(400):
+        cost.observe(Load(33), step(33))
+    assert cost(33) == pytest.approx(step(33), rel=0.02)
+    assert [cost(rows) for rows in (8, 32, 48)] == pytest.approx([step(rows) for rows in (8, 32, 48)], rel=0.05)

@@ -26,7 +26,7 @@ def calibrate(engine: Engine, limit: float = LIMIT) -> None:
     """Decode for ever more sequences at once until the time is over, as requests do; engine.cost learns from it as from
     any step. Only where nobody has asked for anything yet: what it leaves in the cache is emptied, what it counted is
     taken back. One that fails says nothing: the first request will."""
-    begun = engine.clock()
+    begun, engine.cost.calibrating = engine.clock(), True
     for number, (steps, share) in enumerate(ROUNDS):
         counted = deepcopy(engine.metrics)
         asked: list[str] = []
@@ -44,6 +44,7 @@ def calibrate(engine: Engine, limit: float = LIMIT) -> None:
             engine.cache.forget()
             for name in counted.__slots__:
                 setattr(engine.metrics, name, getattr(counted, name))
+    engine.cost.calibrating = False
     engine.cost.anchor(ROWS)
 
 

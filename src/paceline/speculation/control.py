@@ -30,7 +30,8 @@ CHEAP = 0.02
 HARDLY = 0.25
 """Of its time, what even that has to save: in a crowd where no row is cheap enough for any draft, nobody is asked."""
 LEAST_SAVED = 0.03
-"""Of a step, what drafters have to save beyond their own time: what rows take is not known any better."""
+"""Of a step, what drafters that take more than next to nothing have to save beyond their own time, once something is
+known of them: what rows take is not known any better."""
 RELUCTANCE = 0.1
 """By how much more than it costs a drafter must promise to be asked again once it was not worth it: forecasts waver."""
 BEHIND = 2.0
@@ -188,7 +189,8 @@ class AdaptiveController:
                 continue
             own.sort(key=lambda place: -worths[place])
             count = worthwhile([pace * worths[place] for place in own], [pace], rounds)
-            if sum(worths[place] for place in own[:count]) < rounds(count) + LEAST_SAVED * step:
+            told = any(not states[place].unknown for place in own[:count])
+            if told and sum(worths[place] for place in own[:count]) < rounds(count) + LEAST_SAVED * step:
                 count = 0
             strangers = tellers(ahead.running)
             for rank, place in enumerate(own):
@@ -207,7 +209,7 @@ class AdaptiveController:
 
     def _worth(self, state: _ControlState, running: int, guess: float) -> float:
         worth = state.history.worth(running).expected(guess)
-        return worth / (1.0 + RELUCTANCE) if state.off else worth
+        return worth - RELUCTANCE / (1.0 + RELUCTANCE) * abs(worth) if state.off else worth
 
     def _sizes(self, places: Sequence[int], states: Sequence[_ControlState], asks: Sequence[Ask],
                ahead: Ahead) -> list[int]:
@@ -301,14 +303,15 @@ class AdaptiveController:
 
     # ---------------------------------------------------------------- once they are there
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
+    def drafted(self, sequence: Hashable, depth: int, seconds: float, weighed: float = 0.0) -> None:
         state = self._states[sequence]
+        if not state.opened:
+            state.opening += seconds
+        seconds -= weighed
         traits = state.history.traits
         traits.cost.observe(depth, seconds)
         others, theirs = self._asked.get(traits, (0, 0.0))
         self._asked[traits] = (others + 1, theirs + seconds)
-        if not state.opened:
-            state.opening += seconds
 
     def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
         state = self._states[ask.sequence]
@@ -344,7 +347,8 @@ class AdaptiveController:
                 sent.append(offer.draft)
                 continue
             saved = sum(offer.chances[:taken]) / pace - taken * (seconds + read * offer.ask.context)
-            self._states[offer.ask.sequence].history.worth(ahead.running).learn(saved)
+            worth = self._states[offer.ask.sequence].history.worth(ahead.running)
+            worth.learn(max(0.0, saved) if offer.ask.behind else saved)  # for who is behind it may well cost more
             sent.append(offer.draft.trimmed(taken) if taken else None)
         return sent
 

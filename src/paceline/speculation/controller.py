@@ -55,9 +55,9 @@ class Controller(Protocol):
     def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
         """How much may be drafted for each of these in the next step; None: nothing."""
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
-        """Its drafter was asked for so deep a draft, and this was its share of the time, less what the drafter weighs
-        itself."""
+    def drafted(self, sequence: Hashable, depth: int, seconds: float, weighed: float = 0.0) -> None:
+        """Its drafter was asked for so deep a draft, and this was its share of the time, of which the drafter has
+        `weighed` some itself."""
 
     def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
         """What a proposal promises; None: there is none."""

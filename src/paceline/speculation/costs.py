@@ -13,7 +13,7 @@ WEIGHT = 0.02
 LEVEL_WEIGHT = 0.1
 """Of a sample, in what is known of its count and of all counts together."""
 SHAPE_WEIGHT = 0.004
-"""The same of its count where counts were measured on purpose, beside each other, once many were seen: what slows a
+"""The same of its count where some were measured on purpose, beside each other, once many were seen: what slows a
 machine slows all counts, the one that is seen no more than others, and drafts go by how two of them differ."""
 RARE = 32
 RARE_WEIGHT = 0.1
@@ -39,12 +39,14 @@ OPENING_MEMORY = 0.9
 
 
 class _Point:
-    __slots__ = ("anchored", "first", "guess", "last_seen", "samples", "value")
+    __slots__ = ("anchored", "first", "guess", "last_seen", "least", "samples", "value")
 
     def __init__(self, seconds: float, guess: float | None) -> None:
         """`guess`: what other counts say of it; None: nothing."""
         self.anchored = False
         self.first = [seconds]
+        self.least = math.inf
+        """Of all samples, whatever the level of all costs was."""
         self.samples = 1
         self.guess = guess
         self.value = self.median()
@@ -102,12 +104,11 @@ class CostCurve:
         better still, for beside each other they have to be right: what else the machine did meanwhile made some dearer,
         and none cheaper. `counts`: those that were; what is known of others came by the way, and goes."""
         self._points = {count: point for count, point in self._points.items() if count in counts} or self._points
-        self._anchored = True
+        self._anchored, self._level = bool(self._points), 1.0
         least = math.inf
         for _, point in sorted(self._points.items(), reverse=True):
             point.anchored = True
-            best = min(point.first) if len(point.first) <= FIRST else point.value
-            least = point.value = min(least, best)
+            least = point.value = min(least, point.least)
             point.first += [point.value] * (FIRST - len(point.first))
         self._refresh()
 
@@ -133,16 +134,12 @@ class CostCurve:
         if self._doubted and self.measured and 0.0 < seconds < self(count):
             self._level *= seconds / self(count)
         self._doubted = False
-        seconds /= self._level
+        raw, seconds = seconds, seconds / self._level
         point = self._points.get(count)
         early = point is None or len(point.first) < FIRST
         if point is None:
             between = bool(self._counts) and self._counts[0] < count < self._counts[-1]
-            guess = self._estimate(count) if between else None
-            known = guess if self._anchored else None
-            self._points[count] = point = _Point(seconds if known is None else known, guess)
-            if known is not None:
-                point.first *= FIRST
+            self._points[count] = point = _Point(seconds, self._estimate(count) if between else None)
         elif len(point.first) < FIRST:
             point.samples += 1
             point.first.append(seconds)
@@ -155,6 +152,7 @@ class CostCurve:
             point.value += (RARE_WEIGHT if rare else usual) * off
             if point.value > 0.0:
                 self._level *= 1.0 + LEVEL_WEIGHT * off / point.value
+        point.least = min(point.least, raw)
         point.last_seen = self._seen
         if early or self._seen % REFRESH_EVERY == 0:
             self._refresh()

@@ -91,6 +91,13 @@ class Drafter(Protocol):
         """The sequence is gone; forget it."""
 
 
+class WeighsItself:
+    """Base of drafters made of others that ask some of them only where that should win more than it costs."""
+
+    weighed = 0.0
+    """Seconds that the last round spent so: who asks the drafter has no need to weigh them again."""
+
+
 def _no_build(wish: Any) -> Drafter:
     raise RequestError("Drafters made of other drafters can only be built by an engine.", "speculation")
 

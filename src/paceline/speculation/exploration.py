@@ -5,7 +5,8 @@ from __future__ import annotations
 SHARE = 0.015
 """Of the engine's time, that goes to what is not expected to pay."""
 CROWD = 4
-"""Sequences at once from which on that share becomes less, as what drafts can win there does."""
+"""Sequences that decode at once, from which on that share becomes less, as what drafts can win there does. (A device's
+tries are steps by themselves, and cost the same in any company.)"""
 MOST_STEPS = 2.0
 """Steps' worth of time that can be saved up for that."""
 TELLERS = 8

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from paceline.speculation.drafter import Budget, Drafter
+from paceline.speculation.drafter import Budget, Drafter, WeighsItself
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
@@ -85,7 +85,8 @@ class Guard(ABC, Generic[S]):
                               drafter.name, len(sequences), reason(problem), problem=problem)
             return found
         count = len(sequences)
-        share, weighed = (self._guard_clock() - started) / count, getattr(drafter, "weighed", 0.0) / count
+        share = (self._guard_clock() - started) / count
+        weighed = drafter.weighed / count if isinstance(drafter, WeighsItself) else 0.0
         return [Proposal(sequence, budget, draft, share, min(share, weighed)) for sequence, budget, draft in answers]
 
     def say_once(self, key: Hashable, sentence: str, *given: object, problem: Exception | None = None) -> None:

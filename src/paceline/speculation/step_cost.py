@@ -59,6 +59,8 @@ class StepCost:
         self.prompts = Line(MEMORY_ROWS, 1024.0)
         """Seconds of a row of a prompt by the tokens before it."""
         self.context = ContextCost()
+        self.calibrating = False
+        """Steps are made on purpose: what decoding rows take is told by those without prompts alone."""
         self.mean_context = 0.0
         """Tokens before a decoding row, lately."""
 
@@ -96,7 +98,7 @@ class StepCost:
             whole = decoding + prompts
             off = min(UNLIKELY * whole, max(whole / UNLIKELY, seconds)) - whole
             own = max(0.0, prompts + (1.0 - share) * off)
-            if decoding >= LEAST_SHARE * whole:
+            if decoding >= LEAST_SHARE * whole and not self.calibrating:
                 self._learn_decoding(load, max(0.1 * decoding, decoding + share * off))
         self.prompts.observe(load.prompt_context / load.prompt_rows, own / load.prompt_rows,
                              max(1.0, load.prompt_rows * (1.0 - share)))

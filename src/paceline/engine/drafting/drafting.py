@@ -154,7 +154,7 @@ class Drafting(Guard[Sequence]):
     def _judged(self, ask: Ask, proposal: Proposal[Sequence], ahead: Ahead) -> Offer | None:
         """A proposal as it may be sent, and what it promises."""
         draft = self._checked(proposal.draft, proposal.sequence.rule)
-        self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds - proposal.weighed)
+        self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds, proposal.weighed)
         return self.controller.judge(ask, draft, ahead)
 
     def _draft_forced(self, seq: Sequence) -> DraftTree | None:

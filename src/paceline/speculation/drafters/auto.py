@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from paceline.kernels.device.lookup import DeviceDraft, EitherDraft, HeadDraft, Lookup
 from paceline.speculation.acceptance import outcomes, survival
-from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation, WeighsItself
 from paceline.speculation.forecast import added, best_win, exclusive, rates_by_depth, win_by_depth, worthwhile
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.history import Histories, History, Pause, Traits
@@ -54,13 +54,11 @@ class _Candidate:
 class _Record:
     """One candidate of one sequence."""
 
-    __slots__ = ("begun", "candidate", "history", "nodes", "pause", "width")
+    __slots__ = ("candidate", "history", "nodes", "pause", "width")
 
     def __init__(self, candidate: _Candidate, known: History) -> None:
         """`known`: what all requests of its scope taught about the candidate."""
         self.candidate = candidate
-        self.begun = False
-        """Its drafter knows of the sequence."""
         self.history = History(known)
         self.pause = Pause()
         self.width = 1.0
@@ -104,7 +102,7 @@ class _Offers:
             record.candidate.part.drafter.needs.probes for record in self.records)
 
 
-class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
+class AutoDrafter(WeighsItself, MadeOfParts, Guard[DraftedSequence]):
     """Passes on the best that its candidates have to say, with scores as trustworthy as it can make them.
 
     A candidate that raises is dropped for the sequence that it raised on; the others go on.
@@ -129,8 +127,6 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         self._deserted: dict[DraftedSequence, Exception] = {}
         """Sequences that have lost all candidates, and to what."""
         self._clock = clock
-        self.weighed = 0.0
-        """Seconds of the last round, of candidates that are asked only where they should win more than that."""
 
     def drafters(self) -> Sequence[Drafter]:
         return [candidate.part.drafter for candidate in self._candidates]
@@ -138,14 +134,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
     def begin(self, sequence: DraftedSequence) -> None:
         self._records[sequence] = [_Record(candidate, self._histories.of(candidate.wish, sequence.scope))
                                    for candidate in self._candidates]
-        for record in list(self._records[sequence]):
-            if _hears_everything(record.candidate):
-                self._begin(record, sequence)
-
-    def _begin(self, record: _Record, sequence: DraftedSequence) -> None:
-        record.begun = True
-        drafter = record.candidate.part.drafter
-        self.guarded(drafter, sequence, drafter.begin, sequence)
+        for candidate in self._candidates:
+            self.guarded(candidate.part.drafter, sequence, candidate.part.drafter.begin, sequence)
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         for sequence in sequences:
@@ -165,8 +155,6 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         for record in list(self._records.get(sequence, ())):
             proposal = record.history.settled()
             record.pause.passed(len(observation.tokens))
-            if not record.begun:
-                continue
             if proposal is not None:
                 record.history.learn(proposal, outcomes(proposal, observation.tokens))
             own = Observation(observation.tokens, hidden=observation.hidden)
@@ -179,7 +167,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
 
     def release(self, sequence: DraftedSequence) -> None:
         try:
-            for record in [record for record in self._records.get(sequence, ()) if record.begun]:
+            for record in list(self._records.get(sequence, ())):
                 drafter = record.candidate.part.drafter
                 self.guarded(drafter, sequence, drafter.release, sequence)
         finally:
@@ -212,10 +200,6 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
 
     def _ask(self, candidate: _Candidate, asked: Sequence[tuple[_Offers, Budget]]) -> float:
         """Once for all of them. Returns the seconds that it took."""
-        for one, _ in asked:
-            record = _record_of(one, candidate)
-            if record is not None and not record.begun:
-                self._begin(record, one.sequence)
         open = [(one, budget) for one, budget in asked if _record_of(one, candidate) is not None]
         if not open:
             return 0.0
@@ -295,13 +279,6 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         if deserted:
             raise problem  # nobody is left: the engine switches this drafter off and says so
         self.tell(drafter, sequences, problem)
-
-
-def _hears_everything(candidate: _Candidate) -> bool:
-    """Whether it has to be there from a text's beginning. Who only reads the text begins when it is first asked: in a
-    crowd most are never asked, and to read a prompt takes a while."""
-    needs = candidate.part.drafter.needs
-    return bool(needs.taps) or needs.probes or needs.runs_model
 
 
 def _record_of(offers: _Offers, candidate: _Candidate) -> _Record | None:

@@ -8,13 +8,14 @@ all requests of the same scope read and wrote. The longer it is, the more is dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from paceline.speculation.by_prompt import ByPrompt
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.suffix_library import SuffixLibrary, Volume
-from paceline.speculation.suffix_tree import Continuation, Reach, new_tree
+from paceline.speculation.suffix_tree import Continuation, Reach, SuffixTree, Text, new_tree
 from paceline.speculation.tree import DraftTree
 
 DEPTH = 64
@@ -25,33 +26,50 @@ little enough to go unnoticed."""
 
 
 class _Prompt:
-    """A prompt as a tree, in which the sequences that begin with it go on."""
-
-    __slots__ = ("end", "tree")
+    """A prompt as a tree, in which the sequences that begin with it go on; made when one of them is first drafted for:
+    in a crowd most never are."""
 
     def __init__(self, depth: int, tokens: list[int]) -> None:
-        self.tree = new_tree(depth)
-        self.end = self.tree.begin()
-        self.tree.extend(self.end, tokens)
+        self.depth, self.tokens = depth, tokens
+
+    @cached_property
+    def tree(self) -> SuffixTree:
+        return new_tree(self.depth)
+
+    @cached_property
+    def end(self) -> Text:
+        end = self.tree.begin()
+        self.tree.extend(end, self.tokens)
+        return end
 
 
 class _History:
     """A sequence in the tree of its prompt, and its way into the library."""
 
-    __slots__ = ("seen", "text", "tree", "volume")
+    __slots__ = ("prompt", "read", "seen", "text", "volume")
 
     def __init__(self, prompt: _Prompt, scope: str) -> None:
-        self.tree = prompt.tree
-        self.text = self.tree.begin(prompt.end)
+        self.prompt = prompt
+        self.text: Text | None = None
+        """In the prompt's tree, since it was first drafted for."""
         self.volume = Volume(scope)
-        self.seen = prompt.end.length
+        self.seen = self.read = len(prompt.tokens)
+        """Tokens that the library, and the tree, know."""
 
     def news(self, tokens: list[int]) -> list[int]:
-        """What came since the last call, now in the tree."""
+        """What came since the last call."""
         new = tokens[self.seen:]
-        self.tree.extend(self.text, new)
         self.seen = len(tokens)
         return new
+
+    def grown(self, tokens: list[int]) -> Text:
+        """Where it ends in the tree, with all its tokens."""
+        if self.text is None:
+            self.text = self.prompt.tree.begin(self.prompt.end)
+        if len(tokens) > self.read:
+            self.prompt.tree.extend(self.text, tokens[self.read:])
+            self.read = len(tokens)
+        return self.text
 
 
 class SuffixDrafter:
@@ -100,7 +118,8 @@ class SuffixDrafter:
 
     def _draft(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         history = self._histories[sequence]
-        found = history.tree.draft_end(history.text, self._reach, budget.nodes, budget.depth)
+        text = history.grown(sequence.tokens)
+        found = history.prompt.tree.draft_end(text, self._reach, budget.nodes, budget.depth)
         other = self._look_up(sequence, budget)
         if other is not None and other.expected > found.expected:
             found = other
