@@ -298,3 +298,16 @@ def test_a_method_that_load_switched_off_comes_back_and_does_not_flap() -> None:
     for _ in range(5):
         history.traits.rounds.observe(1, 5e-4)
     assert control.budgets([Ask("s")], Ahead(1, 1))[0] is not None, "clearly worth it again"
+
+
+def test_tries_are_rarer_the_more_decode() -> None:
+    tries = []
+    for running in (1, 4, 8, 32):
+        allowance = Allowance()
+        made = 0
+        for _ in range(8000):
+            allowance.earn(1e-2, running)
+            made += allowance.spend(1e-2)
+        tries.append(made)
+    assert tries[0] == tries[1] and 100 < tries[0] < 140
+    assert tries[2] == pytest.approx(tries[0] / 2, abs=2) and tries[3] == pytest.approx(tries[0] / 8, abs=2)

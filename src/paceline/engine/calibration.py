@@ -26,26 +26,34 @@ def calibrate(engine: Engine, limit: float = LIMIT) -> None:
     """Decode for ever more sequences at once until the time is over, as requests do; engine.cost learns from it as from
     any step. Only where nobody has asked for anything yet: what it leaves in the cache is emptied, what it counted is
     taken back. One that fails says nothing: the first request will."""
-    begun, engine.cost.calibrating = engine.clock(), True
-    for number, (steps, share) in enumerate(ROUNDS):
-        counted = deepcopy(engine.metrics)
-        asked: list[str] = []
-        try:
-            _decode(engine, asked, f"{SALT}-{number}", steps, begun + share * limit)
-        except PacelineError:
-            pass
-        finally:
-            for request in asked:
-                engine.cancel(request)
-            while engine.has_work:
-                engine.step()
-            for request in asked:
-                engine.take(request)
-            engine.cache.forget()
-            for name in counted.__slots__:
-                setattr(engine.metrics, name, getattr(counted, name))
-    engine.cost.calibrating = False
+    begun = engine.clock()
+    engine.cost.calibrating = True
+    try:
+        for number, (steps, share) in enumerate(ROUNDS):
+            _round(engine, f"{SALT}-{number}", steps, begun + share * limit)
+    finally:
+        engine.cost.calibrating = False
     engine.cost.anchor(ROWS)
+
+
+def _round(engine: Engine, salt: str, steps: int, until: float) -> None:
+    """One time through the numbers of rows; nothing of it is left."""
+    counted = deepcopy(engine.metrics)
+    asked: list[str] = []
+    try:
+        _decode(engine, asked, salt, steps, until)
+    except PacelineError:
+        pass
+    finally:
+        for request in asked:
+            engine.cancel(request)
+        while engine.has_work:
+            engine.step()
+        for request in asked:
+            engine.take(request)
+        engine.cache.forget()
+        for name in counted.__slots__:
+            setattr(engine.metrics, name, getattr(counted, name))
 
 
 def _decode(engine: Engine, asked: list[str], salt: str, steps: int, until: float) -> None:

@@ -1,8 +1,8 @@
 """suffix: what followed most often when a text ended like this, in this request or in any other of its scope.
 
 The longest suffix of the text that occurred before is looked up in a suffix tree of the sequence itself (in which those
-that began with the same prompt grow too while it lives: the other samples of its request) and in the library of what
-all requests of the same scope read and wrote. The longer it is, the more is drafted.
+that began with the same prompt grow too as they are drafted for: the other samples of its request) and in the library
+of what all requests of the same scope read and wrote. The longer it is, the more is drafted.
 """
 
 from __future__ import annotations
