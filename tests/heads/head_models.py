@@ -47,8 +47,10 @@ CONFIGS: dict[str, HeadConfig] = {name: HeadConfig(**(SHAPE | changes)) for name
                       "fc_bias": True, "qk_norm": True, "own_embedding": True, "own_lm_head": True},
     "eagle1": {"kind": "eagle1", **LAST, "fc_bias": True},
     "mtp": {"kind": "mtp", **LAST, "qk_norm": True},
-    "medusa": {"kind": "medusa", **LAST, **STACKED, "draft_vocab_size": 40},
-    "hydra": {"kind": "hydra", **LAST, **STACKED},
+    "medusa": {"kind": "medusa", **LAST, **STACKED, "draft_vocab_size": 40, "own_lm_head": True},
+    "medusa tied": {"kind": "medusa", **LAST, **STACKED, "draft_vocab_size": 40},
+    "hydra": {"kind": "hydra", **LAST, **STACKED, "own_lm_head": True},
+    "hydra tied": {"kind": "hydra", **LAST, **STACKED, "draft_vocab_size": 40},
 }.items()}
 
 

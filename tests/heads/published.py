@@ -186,5 +186,5 @@ class Published:
                 kept = self.linear(past, x) if f"{past}.weight" in self.tensors else x
                 x = kept + torch.nn.functional.silu(self.linear(f"{mine}.{layer}.linear", x))
             out = f"hydra_lm_head.{head}" if self.config.kind == "hydra" else f"{head}.{self.config.num_layers}"
-            logits.append(self.linear(out, x))
+            logits.append(self.linear(out, x) if f"{out}.weight" in self.tensors else x @ self.head.T)
         return torch.stack(logits)

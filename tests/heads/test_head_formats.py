@@ -408,6 +408,19 @@ def test_official_medusa_has_the_heads_that_are_in_the_file(said, tmp_path):
     assert torch.equal(drafts(found), drafts(build_head(config, stored, target(), MAX_LEN)))
 
 
+@pytest.mark.parametrize(("name", "matrix"), [("medusa", "1.2"), ("hydra", "hydra_lm_head.1")])
+def test_networks_have_matrices_of_their_own_all_of_them_or_none(name, matrix, tmp_path):
+    write_head(tmp_path / "own", CONFIGS[name], tensors(name))
+    raw = json.loads((tmp_path / "own" / "config.json").read_text())
+    stored = {key: tensor for key, tensor in tensors(name).items() if not key.startswith(matrix)}
+    with pytest.raises(ModelFormatError, match=f"lacks '{matrix}"):
+        load_head(folder(tmp_path / "some", raw, stored), target(), MAX_LEN)
+    tied = {key: tensor for key, tensor in tensors(f"{name} tied").items() if key != "d2t" or name == "medusa"}
+    raw["draft_vocab_size"] = CONFIGS[name].draft_vocab_size
+    found = load_head(folder(tmp_path / "none", raw, tied), target(), MAX_LEN)
+    assert not found.config.own_lm_head and found.outs == [found.lm_head] * 3
+
+
 def noise_like(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if not name.endswith(".2.weight") else torch.cat((tensor, tensor.flip(0), tensor))[:VOCAB]
 

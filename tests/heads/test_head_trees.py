@@ -108,7 +108,7 @@ def test_lines_have_the_bits_of_chains_on_native_kernels() -> None:
         assert torch.equal(chain[0, -1], logits)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle1", "mtp", "hydra", "medusa",
+@pytest.mark.parametrize("name", ["eagle3", "eagle1", "mtp", "hydra", "medusa", "hydra tied", "medusa tied",
                                   "dspark without confidence or norms of heads"])
 def test_an_engine_grows_the_tree_of_the_published_network(name: str) -> None:
     top_k, depth, nodes = 3, 3, 9

@@ -75,7 +75,8 @@ class HeadConfig:
     own_embedding: bool = False
     """The checkpoint brings `embed_tokens`; else the target's is used."""
     own_lm_head: bool = False
-    """The checkpoint brings `lm_head`; else it is the target's, its rows of the draft vocabulary."""
+    """The checkpoint brings `lm_head` (Medusa, Hydra: one for each of the networks, as published); else it is the
+    target's, its rows of the draft vocabulary."""
     whole_vocabulary: bool = False
     """It has learned to draft any token of the target's; those of the draft vocabulary come most often, and are the
     ones that a Markov head knows. Needs the target's lm_head."""

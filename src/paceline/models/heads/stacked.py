@@ -14,7 +14,8 @@ from paceline.models.heads.base import BaseHead
 from paceline.models.heads.chain import FEATURES
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.interface import Best, Draw, Opened, Pass, Plane, Planes, StoredRows
-from paceline.models.heads.target import Target
+from paceline.models.heads.target import Target, head_rows
+from paceline.models.heads.tensors import lm_heads
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
 
@@ -40,13 +41,14 @@ class StackedHead(BaseHead):
         super().__init__(config, weights, target, target_ids)
         self.blocks = [[self._residual(weights, head, layer) for layer in range(config.num_layers)]
                        for head in range(config.heads)]
-        outs = "hydra_lm_head.{}" if self.sees_tokens else f"{{}}.{config.num_layers}"
-        self.outs = [load_linear(weights, [outs.format(head)], [config.draft_vocab_size], config.hidden_size,
-                                 self.sees_tokens) for head in range(config.heads)]
+        self.outs = [self.lm_head] * config.heads
+        if config.own_lm_head:
+            self.outs = [load_linear(weights, [name], [config.draft_vocab_size], config.hidden_size, self.sees_tokens)
+                         for name in lm_heads(config.kind, config.heads, config.num_layers)]
 
     def _load_head(self, config: HeadConfig, weights: WeightSource, ids: torch.Tensor | None) -> Linear:
-        # Each has one of its own: nothing of the target's is copied.
-        return Linear(self._target.head.weight)
+        # Where each has one of its own nothing of the target's is copied.
+        return Linear(self._target.head.weight) if config.own_lm_head else head_rows(self._target, ids)
 
     def _residual(self, weights: WeightSource, head: int, layer: int) -> Residual:
         name, hidden = f"{'hydra_mlp.' if self.sees_tokens else ''}{head}.{layer}", self.config.hidden_size
@@ -66,24 +68,36 @@ class StackedHead(BaseHead):
 
     def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> StackedRound:
         feature = planes[FEATURES].index_select(0, opened.before)[:, 0]
-        return StackedRound(self, feature.to(self.embed(opened.anchors[:1]).dtype), kernels)
+        return StackedRound(self, feature.to(self.embed(opened.anchors[:1]).dtype), opened.depth, kernels)
 
 
 class StackedRound:
-    def __init__(self, head: StackedHead, feature: torch.Tensor, kernels: Kernels) -> None:
+    """What a network says of its token is computed when it is asked for: Hydra's have to know the token before. Where
+    none is seen and one matrix serves all, they are all asked in one product."""
+
+    def __init__(self, head: StackedHead, feature: torch.Tensor, depth: int, kernels: Kernels) -> None:
         self._head, self._kernels = head, kernels
         self._seen = [feature]
         self._next = 0
+        self._told: list[torch.Tensor] = []
+        if not head.sees_tokens and not head.config.own_lm_head:
+            rows = torch.cat([self._state(index) for index in range(min(depth, head.config.heads))])
+            self._told = list(torch.split(head.lm_head(rows, kernels).float(), len(feature)))
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        head, kernels, index = self._head, self._kernels, self._next
+        head, index = self._head, self._next
         self._next += 1
+        if self._told:
+            return self._told[index].contiguous(), None
         if head.sees_tokens:
             self._seen.append(head.embed(previous))
+        return head.outs[index](self._state(index), self._kernels).float().contiguous(), None
+
+    def _state(self, index: int) -> torch.Tensor:
         x = torch.cat(self._seen, dim=-1)
-        for block in head.blocks[index]:
-            x = block(x, kernels)
-        return head.outs[index](x, kernels).float().contiguous(), None
+        for block in self._head.blocks[index]:
+            x = block(x, self._kernels)
+        return x
 
     def slot(self, previous: torch.Tensor) -> DraftSlot:
         return DraftSlot(self.logits(previous)[0])
@@ -94,3 +108,4 @@ class StackedRound:
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._seen = [seen.index_select(0, lines) for seen in self._seen]
+        self._told = [told.index_select(0, lines) for told in self._told]

@@ -37,10 +37,20 @@ def expected(config: HeadConfig) -> Shapes:
     if config.own_embedding:
         shapes["embed_tokens.weight"] = (config.vocab_size, config.hidden_size)
     if config.own_lm_head:
-        shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)
+        matrix = (config.draft_vocab_size, config.hidden_size)
+        shapes |= {f"{name}.weight": matrix for name in lm_heads(config.kind, config.heads, config.num_layers)}
+        if config.kind == "hydra":
+            shapes |= {f"{name}.bias": matrix[:1] for name in lm_heads(config.kind, config.heads, config.num_layers)}
     if config.reduced:
         shapes["d2t"] = (config.draft_vocab_size,)
     return shapes
+
+
+def lm_heads(kind: str, heads: int, layers: int) -> list[str]:
+    """Of a head that brings its own matrices over the draft vocabulary."""
+    if kind == "medusa":
+        return [f"{head}.{layers}" for head in range(heads)]
+    return [f"hydra_lm_head.{head}" for head in range(heads)] if kind == "hydra" else ["lm_head"]
 
 
 def _layer(config: HeadConfig, prefix: str, inputs: int = 1) -> Shapes:
@@ -106,7 +116,6 @@ def _medusa(config: HeadConfig) -> Shapes:
     for head in range(config.heads):
         for layer in range(config.num_layers):
             shapes |= {f"{head}.{layer}.linear.weight": (hidden, hidden), f"{head}.{layer}.linear.bias": (hidden,)}
-        shapes[f"{head}.{config.num_layers}.weight"] = (config.draft_vocab_size, hidden)
     return shapes
 
 
@@ -117,8 +126,6 @@ def _hydra(config: HeadConfig) -> Shapes:
             inputs, name = hidden if layer else (2 + head) * hidden, f"hydra_mlp.{head}.{layer}"
             for part in ("linear",) if layer else ("linear", "res_connection"):
                 shapes |= {f"{name}.{part}.weight": (hidden, inputs), f"{name}.{part}.bias": (hidden,)}
-        shapes |= {f"hydra_lm_head.{head}.weight": (config.draft_vocab_size, hidden),
-                   f"hydra_lm_head.{head}.bias": (config.draft_vocab_size,)}
     return shapes
 
 

@@ -1,8 +1,8 @@
 """Medusa and Hydra: small networks side by side, one for each token to come, on the state that the target's head read
 last, which is that of the token before the anchor. Hydra's also see the tokens from the anchor on.
 
-Their outputs go through the target's own head. The format gives each of them a matrix of its own, which is written as a
-copy of the target's rows.
+Their outputs go through the target's own head, its rows of the draft vocabulary: published heads have a matrix each,
+ours none.
 """
 
 from __future__ import annotations
@@ -66,15 +66,8 @@ class Stacked(SlotHead):
         return torch.stack(out, 2)
 
     def exported(self) -> dict[str, torch.Tensor]:
-        rows = self._judge.rows.detach().float().cpu()
         found = super().exported()
-        if self.sees_tokens:
-            for head in range(self.slots):
-                found |= {f"hydra_lm_head.{head}.weight": rows.clone(),
-                          f"hydra_lm_head.{head}.bias": torch.zeros(len(rows))}
-            return found
-        found = {name.removeprefix("hydra_mlp."): one for name, one in found.items()}
-        return found | {f"{head}.{self.config.num_layers}.weight": rows.clone() for head in range(self.slots)}
+        return found if self.sees_tokens else {name.removeprefix("hydra_mlp."): one for name, one in found.items()}
 
     def take(self, tensors: dict[str, torch.Tensor]) -> None:
         prefix = "" if self.sees_tokens else "hydra_mlp."

@@ -112,5 +112,5 @@ def read_stacked(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                  "dropout_rate"))
     return HeadConfig(
         kind="hydra" if hydra else "medusa", hidden_size=width, vocab_size=vocab, draft_vocab_size=vocab,
-        taps=(target.num_layers,), num_layers=layers, heads=len(found), norm_eps=target.norm_eps,
+        taps=(target.num_layers,), num_layers=layers, heads=len(found), norm_eps=target.norm_eps, own_lm_head=True,
         target=fields.text("base_model_name_or_path", "") or None), tensors

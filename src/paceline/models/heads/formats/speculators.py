@@ -13,6 +13,7 @@ from paceline.models.heads.config import BLOCK_KINDS, HEAD_KINDS, KINDS, MOST_DR
 from paceline.models.heads.formats.fields import HeadFields
 from paceline.models.heads.formats.files import Tensors
 from paceline.models.heads.formats.shape import read_shape, write_shape
+from paceline.models.heads.tensors import lm_heads
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel", "eagle3": "Eagle3DraftModel",
                  "mtp": "MTPDraftModel", "eagle1": "EagleSpeculator", "medusa": "MedusaModel", "hydra": "HydraModel"}
@@ -55,7 +56,9 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
         found |= read_shape(layer, layers=kind != "mtp")
     layer.done()
     found["draft_vocab_size"] = fields.count("draft_vocab_size", found["vocab_size"])
-    found |= {"own_embedding": "embed_tokens.weight" in tensors, "own_lm_head": "lm_head.weight" in tensors}
+    own = lm_heads(kind, found.get("heads", 0), found.get("num_layers", 1))
+    found |= {"own_embedding": "embed_tokens.weight" in tensors,
+              "own_lm_head": any(f"{name}.weight" in tensors for name in own)}
     if fields.count("target_hidden_size", found["hidden_size"]) != found["hidden_size"]:
         raise ModelFormatError(f"{where}: target_hidden_size differs from the head's hidden_size, which is not "
                                "supported: take a head of the target's own width.")
