@@ -11,11 +11,13 @@ from typing import Any
 
 
 class Stub:
-    """`answer(place, body)`: what the request of that place gets: None, or a status. Bodies are kept."""
+    """`answer(place, body)`: what the request of that place gets: None, or a status. `word`: what its text is made of.
+    Bodies are kept."""
 
     def __init__(self, key: str | None = None, tokens: int = 5, usage: bool = True, chunked: bool = True,
                  answer: Callable[[int, dict[str, Any]], int | None] = lambda place, body: None,
-                 stall_s: float = 0.0) -> None:
+                 stall_s: float = 0.0, model: str = "stub-model",
+                 word: Callable[[dict[str, Any]], str] = lambda body: "w") -> None:
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.at_once = self.most_at_once = 0
@@ -43,7 +45,7 @@ class Stub:
 
             def do_GET(self) -> None:
                 if self.path == "/v1/models" and self.allowed():
-                    self.plain(200, {"object": "list", "data": [{"id": "stub-model"}]})
+                    self.plain(200, {"object": "list", "data": [{"id": model}]})
                 elif self.path != "/v1/models":
                     self.plain(404, {"error": {"message": "nothing here"}})
 
@@ -79,7 +81,8 @@ class Stub:
                 if "messages" in body:
                     self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
                 for place in range(min(tokens, body["max_tokens"])):
-                    piece = {"delta": {"content": f"w{place} "}} if "messages" in body else {"text": f"w{place} "}
+                    text = f"{word(body)}{place} "
+                    piece = {"delta": {"content": text}} if "messages" in body else {"text": text}
                     self.event({"choices": [{"index": 0, "finish_reason": None, **piece}]})
                 self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
                 if usage and body.get("stream_options", {}).get("include_usage"):

@@ -45,6 +45,17 @@ def test_a_stream_is_read_however_it_is_torn() -> None:
     assert read(exchange(*((11.0 + at, whole[at:at + 1]) for at in range(len(whole)))))["times"][0] == 1.0 + first
 
 
+def test_choices_and_thoughts_are_told_apart() -> None:
+    """The same answer is the same text, whichever choice was quicker."""
+    pieces = [{"index": 0, "delta": {"reasoning_content": "hm "}}, {"index": 1, "delta": {"content": "c"}},
+              {"index": 0, "delta": {"content": "a"}}, {"index": 1, "delta": {"content": "d"}},
+              {"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}]
+    for order in (pieces, sorted(pieces, key=lambda one: one["index"])):
+        events = b"".join(b"data: " + json.dumps({"choices": [piece]}).encode() + b"\n\n" for piece in order)
+        found = read(exchange((11.0, HEAD + chunk(events) + b"0\r\n\r\n")))
+        assert (found["text"], found["thoughts"], len(found["times"])) == ("abcd", "hm ", 5)
+
+
 @pytest.mark.parametrize(("raw", "said"), [
     (HEAD + chunk(b'data: {"error": {"message": "too full"}}\n\n'), "too full"),
     (HEAD + chunk(b'data: {"choices": [{"text": "a"}]}\n\n'), "the stream ended early"),
@@ -83,7 +94,7 @@ def test_a_trace_begins_at_nought_and_says_which_line_is_wrong(tmp_path: Any) ->
 def seen(start: float, times: list[float], fault: str | None = None, **more: Any) -> dict[str, Any]:
     return {"start_s": start, "late_s": 0.0, "connect_s": 0.0, "e2e_s": (times or [0.0])[-1] + 0.1, "status": 200,
             "fault": fault, "message": fault, "times": times, "tokens": None, "prompt_tokens": None,
-            "cached_tokens": None} | more
+            "cached_tokens": None, "text": ""} | more
 
 
 def by_name(found: list[Row], level: str) -> dict[str, Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,11 @@ def serve(
     url: Annotated[str | None, typer.Option(help="Of a server that is there, with OpenAI's API, anybody's. Default: "
                                                  "`paceline serve` is started for it.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True,
-                                                help="For that server.")] = None,
+                                                help="For that server, or both.")] = None,
+    beside: Annotated[str | None, typer.Option(metavar="URL", help="A second server of the same model: both get the "
+                                               "same requests in turn.")] = None,
+    turns: Annotated[int | None, typer.Option(min=1, help="With --beside: how often each level runs on both, each time "
+                                              "with --requests prompts that come once. Default: 5.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
     pull: Pull = False,
@@ -86,6 +91,7 @@ def serve(
 ) -> None:
     """A load test of a server with OpenAI's API: TTFT, TPOT, ITL, E2E, rates and goodput, with intervals."""
     from paceline.bench.serving.arrivals import levels, read_trace
+    from paceline.bench.serving.beside import TURNS, pair_of
     from paceline.bench.serving.datasets import Asks, Lengths
     from paceline.bench.serving.figures import parse_percentiles, parse_slo
     from paceline.bench.serving.load_test import LoadTest
@@ -112,6 +118,14 @@ def serve(
         "seed": seed, "dataset": dataset, "input_len": input_len, "output_len": output_len, "prefixes": prefixes,
         "prefix_len": prefix_len, "endpoint": test.path, "temperature": temperature, "usage": usage,
         "extra": test.extra, "slo": test.slo}
+    if turns is not None and beside is None:
+        raise ConfigError("--turns is for two servers: give the second one with --beside.")
+    if beside is not None and url is None:
+        raise ConfigError("--beside is a second server: give the first one with --url.")
+    if beside is not None and repeats != 1:
+        raise ConfigError("--repeats is for one server: say with --turns how often each level runs on both.")
+    if beside is not None and chart is not None:
+        raise ConfigError("--chart draws one server: leave it out with --beside; --html has charts of both.")
     if engine_options is not None and not in_process:
         raise ConfigError("--engine-options is for --in-process: use --serve-options for a server that is started "
                           "here.")
@@ -121,6 +135,10 @@ def serve(
         if speculation != "auto" or serve_options:
             raise ConfigError("--speculation and --serve-options are for a server that is started here: leave them "
                               "out with --url, and start that server as you want it.")
+        if beside is not None:
+            _measure_both(pair_of(url, beside, api_key, model), test, turns or TURNS, asked | {"beside": beside},
+                          json_file, html)
+            return
         _measure(Target.parse(url, api_key).served(model), test, asked, json_file, html, chart)
         return
     if in_process and serve_options:
@@ -160,20 +178,34 @@ def _measure_here(model: str | None, speculation: str, options: dict[str, Any], 
 def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str | None, html: str | None,
              chart: str | None) -> None:
     from paceline.bench.report import say
-    from paceline.bench.serving.html_report import page
+    from paceline.bench.serving import html_report, tables
     from paceline.bench.serving.load_test import run
-    from paceline.bench.serving.tables import plain
 
     result = run(target, test, asked)
-    _write(json.dumps(result, indent=1), plain(result), json_file)
-    if html is not None:
-        _save(html, page(result))
-        say(f"serve: {html} is written")
+    _report(result, tables.plain, html_report.page, json_file, html)
     if chart is not None:
         from paceline.bench.serving.picture import draw
 
         draw(result, chart)
         say(f"serve: {chart} is written")
+
+
+def _measure_both(targets: Any, test: LoadTest, turns: int, asked: dict[str, Any], json_file: str | None,
+                  html: str | None) -> None:
+    from paceline.bench.serving import beside_report
+    from paceline.bench.serving.beside import run
+
+    _report(run(targets, test, turns, asked), beside_report.plain, beside_report.page, json_file, html)
+
+
+def _report(result: dict[str, Any], table: Callable[[dict[str, Any]], str], page: Callable[[dict[str, Any]], str],
+            json_file: str | None, html: str | None) -> None:
+    from paceline.bench.report import say
+
+    _write(json.dumps(result, indent=1), table(result), json_file)
+    if html is not None:
+        _save(html, page(result))
+        say(f"serve: {html} is written")
 
 
 def compare(

@@ -14,6 +14,8 @@ SAID = 300
 """Characters of an error that are kept."""
 
 Piece = tuple[float, bytes]
+Written = dict[str, dict[int, str]]
+"""By kind and choice."""
 
 
 class Exchange(asyncio.Protocol):
@@ -78,9 +80,11 @@ def encode(host: str, body: Mapping[str, Any], path: str = "/v1/completions",
 
 def read(made: Exchange) -> dict[str, Any]:
     """What an exchange was: its text, when its pieces came, what the server counted. `tokens`: None where it told
-    none; `times`: of every event with text in it, in seconds after the request was sent."""
-    result: dict[str, Any] = {"hung_up": made.hung_up, "text": "", "finish_reason": None, "tokens": None, "usage": None,
-                              "error": None, "status": 0, "times": []}
+    none; `times`: of every event with text in it, in seconds after the request was sent. `thoughts`: what a model wrote
+    before its text, where the server tells that apart. Several choices follow one another, whoever came first."""
+    result: dict[str, Any] = {"hung_up": made.hung_up, "text": "", "thoughts": "", "finish_reason": None,
+                              "tokens": None, "usage": None, "error": None, "status": 0, "times": []}
+    written: Written = {"text": {}, "thoughts": {}}
     raw = b"".join(data for _, data in made.pieces)
     head, _, rest = raw.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1."):
@@ -94,15 +98,15 @@ def read(made: Exchange) -> dict[str, Any]:
         if result["status"] != 200:
             result["error"] = _message(b"".join(data for _, data in body))
         else:
-            _read_events(body, result, made.started)
+            _read_events(body, result, written, made.started)
             if not made.hung_up and result["finish_reason"] is None and result["error"] is None:
                 result["error"] = "the stream ended early"
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as problem:
         result["error"] = f"the answer is not a stream of completions ({type(problem).__name__}: {problem})"[:SAID]
-    return result
+    return result | {kind: "".join(by[index] for index in sorted(by)) for kind, by in written.items()}
 
 
-def _read_events(body: Iterable[Piece], result: dict[str, Any], started: float) -> None:
+def _read_events(body: Iterable[Piece], result: dict[str, Any], written: Written, started: float) -> None:
     for when, line in _lines(body):
         content = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or not content:
@@ -117,15 +121,17 @@ def _read_events(body: Iterable[Piece], result: dict[str, Any], started: float) 
                 return  # cut off where the client hung up
             raise
         if event.get("error"):
-            said = event["error"]
-            result["error"] = str(said.get("message", said) if isinstance(said, dict) else said)[:SAID]
+            fault = event["error"]
+            result["error"] = str(fault.get("message", fault) if isinstance(fault, dict) else fault)[:SAID]
         text = False
         for choice in event.get("choices") or ():
             piece = choice.get("delta") or choice
-            written = piece.get("content") or piece.get("text") or ""
-            result["text"] += written
-            text = text or bool(written or piece.get("reasoning_content") or piece.get("reasoning")
-                                or piece.get("tool_calls"))
+            said = {"text": piece.get("content") or piece.get("text") or "",
+                    "thoughts": piece.get("reasoning_content") or piece.get("reasoning") or ""}
+            index = choice.get("index") or 0
+            for kind, by in written.items():
+                by[index] = by.get(index, "") + said[kind]
+            text = text or any(said.values()) or bool(piece.get("tool_calls"))
             result["finish_reason"] = choice.get("finish_reason") or result["finish_reason"]
         if text:
             result["times"].append(when - started)

@@ -72,6 +72,8 @@ class Run:
     """At which text came, after the start."""
     counted: dict[str, float] | None
     """By the server, in this time; None where it does not tell."""
+    texts: list[str | None]
+    """Of the answers, in the order in which they were asked for; None: there is no whole answer."""
 
     @staticmethod
     def of(result: dict[str, Any], counted: dict[str, float] | None) -> Run:
@@ -81,7 +83,8 @@ class Run:
             if one["fault"]:
                 messages.setdefault(one["fault"], one["message"])
         return Run(result["elapsed_s"], result["cpu_s"], [Sample.of(one) for one in seen], messages,
-                   [one["start_s"] + time for one in seen for time in one["times"]], counted)
+                   [one["start_s"] + time for one in seen for time in one["times"]], counted,
+                   [None if one["fault"] else one["text"] for one in result["requests"]])
 
 
 def parse_slo(text: str | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -32,18 +33,26 @@ def page(result: dict[str, Any]) -> str:
     if len(result["levels"]) > 1:
         sections.insert(0, ("Over the load", _over_load(result)))
     sections.append(("Over time (first run of each level)", _over_time(result["levels"])))
+    return framed(f"Load test of {settings.get('server_model', 'a server')}", result, [
+        "<p>In brackets: 95 % intervals by resampling requests.</p>", table(header, lines), _faults(result["levels"]),
+        *(charts_under(name, charts) for name, charts in sections)])
+
+
+def framed(title: str, result: dict[str, Any], parts: Sequence[str]) -> str:
+    """A whole page: what was measured where, the parts, the settings."""
     machine = ", ".join(f"{name}: {value}" for name, value in result["machine"].items())
-    title = f"Load test of {settings.get('server_model', 'a server')}"
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>Load generator on: {escape(machine)}</p>",
-             "<p>In brackets: 95 % intervals by resampling requests.</p>", _table(header, lines),
-             _faults(result["levels"])]
-    parts += [f"<h2>{escape(name)}</h2><section>{''.join(charts)}</section>" for name, charts in sections]
-    parts.append("<h2>Settings</h2>" + _table(["", ""], [[name, str(value)] for name, value in settings.items()]))
+    settings = table(["", ""], [[name, str(value)] for name, value in result["settings"].items()])
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>Load generator on: {escape(machine)}</p>", *parts,
+             f"<h2>Settings</h2>{settings}"]
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"/><title>{escape(title)}</title>'
             f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n")
 
 
-def _table(header: list[str], lines: list[list[str]]) -> str:
+def charts_under(name: str, charts: Sequence[str]) -> str:
+    return f"<h2>{escape(name)}</h2><section>{''.join(charts)}</section>"
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     return f"<table><tr>{head}</tr>" + "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines) + "</table>"

@@ -27,6 +27,7 @@ class Answer:
         self.done: asyncio.Future[None] = asyncio.ensure_future(self._run(llm, body))
         self._times: list[float] = []
         self._usage: dict[str, Any] | None = None
+        self._text = ""
         self._status = 200
         self._error: str | None = None
 
@@ -35,6 +36,7 @@ class Answer:
 
     def read(self) -> dict[str, Any]:
         return {"status": self._status, "error": self._error, "times": self._times, "usage": self._usage,
+                "text": self._text, "thoughts": "",
                 "tokens": None if self._usage is None else self._usage["completion_tokens"]}
 
     async def _run(self, llm: AsyncLLM, body: dict[str, Any]) -> None:
@@ -65,6 +67,7 @@ class Answer:
             listener.close()
 
     def _note(self, output: Any) -> None:
+        self._text = "".join(sample.text for sample in output.outputs)
         metrics = output.metrics
         self._usage = {"prompt_tokens": metrics.prompt_tokens, "completion_tokens": metrics.output_tokens,
                        "prompt_tokens_details": {"cached_tokens": metrics.cached_tokens}}

@@ -26,8 +26,8 @@ class Sent(Protocol):
         """Hang up, if it is not over."""
 
     def read(self) -> dict[str, Any]:
-        """What came of it: status (as of HTTP), error, tokens, usage, and the times of every piece of text, in seconds
-        after it started."""
+        """What came of it: status (as of HTTP), error, tokens, usage, its text and the thoughts before it, the times
+        of every piece of them, in seconds after it started."""
 
 
 Send = Callable[[], Awaitable[Sent]]
@@ -61,7 +61,7 @@ class Load:
     started: float = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """What was seen."""
+        """What was seen, requests in their order."""
         loop, before = asyncio.get_running_loop(), cpu_seconds()
         progress = asyncio.create_task(self._progress())
         self.started = time.perf_counter()
@@ -114,7 +114,8 @@ def tell(attempt: Attempt, started: float) -> dict[str, Any]:
     """What is reported of one. Seconds: `start_s` after the level's start, the others after the request's own, before
     it had a connection."""
     sent = attempt.sent
-    seen = sent.read() if sent is not None else {"status": 0, "error": None, "times": [], "tokens": None, "usage": None}
+    seen = sent.read() if sent is not None else {
+        "status": 0, "error": None, "times": [], "tokens": None, "usage": None, "text": "", "thoughts": ""}
     connect = sent.started - attempt.begun if sent is not None else None
     usage = seen["usage"] or {}
     fault = kind_of(attempt, seen)
@@ -122,6 +123,7 @@ def tell(attempt: Attempt, started: float) -> dict[str, Any]:
             "e2e_s": attempt.ended - attempt.begun, "status": seen["status"], "fault": fault,
             "message": fault and (attempt.problem or seen["error"] or fault),
             "times": [time + (connect or 0.0) for time in seen["times"]], "tokens": seen["tokens"],
+            "text": seen["thoughts"] + seen["text"],
             "prompt_tokens": usage.get("prompt_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens")}
 

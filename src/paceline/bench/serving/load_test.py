@@ -64,6 +64,11 @@ class LoadTest:
     def path(self) -> str:
         return ENDPOINTS["chat" if self.chat else "completions"]
 
+    @property
+    def lengths(self) -> list[tuple[int | None, int | None]]:
+        """Of the prompts and answers of a level's run; None: the dataset's own."""
+        return [(one.input_len, one.output_len) for one in self.trace] or [(None, None)] * self.requests
+
     def body(self, ask: Ask, model: str, seed: int) -> dict[str, Any]:
         """Fields that every server with OpenAI's API knows, and `extra`. A seed only where there is chance."""
         return {"model": model, **body(ask, self.chat), "temperature": self.temperature, "stream": True,
@@ -74,24 +79,19 @@ class LoadTest:
 def run(target: Target | InProcess, test: LoadTest, settings: dict[str, Any]) -> dict[str, Any]:
     """The bench document of a load test on whoever is there."""
     luck = random.Random(f"{test.seed} arrivals")
-    warm_up(target, test)
+    warm_up(target, test, [test.asks.next() for _ in range(test.warmup)])
     found: list[Row] = []
     described = []
     for level in test.levels:
         runs = []
         for turn in range(test.repeats):
-            plan = {"timeout_s": test.timeout_s} | plan_of(level, test, target.model, luck)
+            asks = [test.asks.next(*lengths) for lengths in test.lengths]
             title = level.name + (f", run {turn + 1} of {test.repeats}" if test.repeats > 1 else "")
-            before = target.counters()
-            result = target.drive(test.path, plan, Progress(title))
-            after = target.counters()
-            counted = None if before is None or after is None else {
-                name: after[name] - before.get(name, 0.0) for name in after}
-            runs.append(Run.of(result, counted))
+            runs.append(once(target, test, plan_of(level, test, asks, target.model, luck), title))
         figures = rows(level, runs, test.slo, test.percentiles, test.seed)
         found += figures
         described.append(describe(level, runs))
-        tell(level, figures)
+        tell(level.name, level, figures)
     if not any(row.paceline for row in found if row.case.endswith("_completed")):
         said = [f"{kind}: {text}" for one in described for kind, text in one["messages"].items()]
         raise PacelineError(f"No request was answered ({'; '.join(said[:3])}): see whether the server is well, or "
@@ -102,35 +102,42 @@ def run(target: Target | InProcess, test: LoadTest, settings: dict[str, Any]) ->
     return document(found, **settings, server_model=target.model) | {"measured": target.kind, "levels": described}
 
 
-def plan_of(level: Level, test: LoadTest, model: str, luck: random.Random) -> dict[str, Any]:
-    if test.trace:
-        asks = [test.asks.next(one.input_len, one.output_len) for one in test.trace]
-        arrivals: list[float] | None = [one.at_s for one in test.trace]
-    else:
-        asks = [test.asks.next() for _ in range(test.requests)]
-        arrivals = None if level.clients else schedule(level, test.requests, luck, test.burst)
+def plan_of(level: Level, test: LoadTest, asks: Sequence[Ask], model: str, luck: random.Random) -> dict[str, Any]:
+    """Of a run: a request for each of `asks`, and when they leave."""
+    arrivals: list[float] | None = [one.at_s for one in test.trace]
+    if not test.trace:
+        arrivals = None if level.clients else schedule(level, len(asks), luck, test.burst)
     return {"bodies": [test.body(ask, model, luck.getrandbits(31)) for ask in asks], "arrivals": arrivals,
-            "clients": level.clients}
+            "clients": level.clients, "timeout_s": test.timeout_s}
 
 
-def warm_up(target: Target | InProcess, test: LoadTest) -> None:
+def once(target: Target | InProcess, test: LoadTest, plan: dict[str, Any], title: str) -> Run:
+    """What became of a plan, and what the server counted meanwhile."""
+    before = target.counters()
+    result = target.drive(test.path, plan, Progress(title))
+    after = target.counters()
+    return Run.of(result, None if before is None or after is None else {
+        name: after[name] - before.get(name, 0.0) for name in after})
+
+
+def warm_up(target: Target | InProcess, test: LoadTest, asks: Sequence[Ask]) -> None:
     """A server that refuses everything is told of here, before anything is measured."""
-    if not test.warmup:
+    if not asks:
         return
-    say(f"serve: {test.warmup} requests to warm up")
-    bodies = [test.body(test.asks.next(), target.model, place) for place in range(test.warmup)]
+    say(f"serve: {len(asks)} requests to warm up")
+    bodies = [test.body(ask, target.model, place) for place, ask in enumerate(asks)]
     plan = {"bodies": bodies, "arrivals": None, "timeout_s": test.timeout_s,
-            "clients": min(WARM_UP_CLIENTS, test.warmup)}
+            "clients": min(WARM_UP_CLIENTS, len(asks))}
     for one in target.drive(test.path, plan, Progress("warm-up"))["requests"]:
         if one["fault"] is None or one["status"] == 429:
             continue
         refuse_key(one["status"], target.base)
         if 400 <= one["status"] < 500:
             hint = " If it does not know stream_options, try --no-usage." if test.usage else ""
-            raise ConfigError(f"The server refuses what is asked (HTTP {one['status']}: {one['message']}): correct "
+            raise ConfigError(f"{target.base} refuses what is asked (HTTP {one['status']}: {one['message']}): correct "
                               f"--model, --endpoint or the dataset.{hint}")
-        raise PacelineError(f"A request to warm up failed ({one['fault']}: {one['message']}): see whether the server "
-                            "is well.")
+        raise PacelineError(f"A request to warm up failed ({one['fault']}: {one['message']}): see whether "
+                            f"{target.base} is well.")
 
 
 class Progress:
@@ -151,14 +158,14 @@ class Progress:
             say(text)
 
 
-def tell(level: Level, figures: Sequence[Row]) -> None:
-    """One line of a level that is over, and a warning where the load generator did not keep up."""
+def tell(title: str, level: Level, figures: Sequence[Row]) -> None:
+    """One line of a run that is over, and a warning where the load generator did not keep up."""
     values = {row.case.removeprefix(f"{level.name}_"): row.paceline for row in figures}
     start = "\r\x1b[K" if sys.stderr.isatty() else ""
-    say(f"{start}serve: {level.name}: {values['completed']:.0f} done, {values['failed']:.0f} failed, "
+    say(f"{start}serve: {title}: {values['completed']:.0f} done, {values['failed']:.0f} failed, "
         f"{values['request_rate']:.2f} req/s, {values['output_rate']:.1f} tok/s")
     if values["client_late_p99"] > LATE_MS:
-        say(f"serve: {level.name}: the load generator itself was late by {values['client_late_p99']:.0f} ms (p99): "
+        say(f"serve: {title}: the load generator itself was late by {values['client_late_p99']:.0f} ms (p99): "
             "its machine is too busy for this rate")
 
 

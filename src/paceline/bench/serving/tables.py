@@ -25,11 +25,14 @@ def _cell(row: dict[str, Any]) -> str:
     return number(row["paceline"]) + (f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else "")
 
 
-def plain(result: dict[str, Any]) -> str:
-    lines = cells(result)
+def aligned(lines: Cells) -> list[str]:
+    """The first two columns to the left."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
+    return ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
                       for column, (cell, width) in enumerate(zip(line, widths))).rstrip() for line in lines]
+
+
+def plain(result: dict[str, Any]) -> str:
     notes = [f"{row['case']}: {row['note']}" for row in result["rows"]
              if row.get("note") and row["case"].endswith("_failed")]
-    return "\n".join([*text, *notes, "In brackets: 95 % intervals by resampling requests."])
+    return "\n".join([*aligned(cells(result)), *notes, "In brackets: 95 % intervals by resampling requests."])

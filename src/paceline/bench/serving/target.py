@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -34,18 +34,20 @@ class Target:
     base: str
     api_key: str | None = None
     model: str = ""
+    option: str = "--url"
+    """Which gave its address."""
 
     @staticmethod
-    def parse(url: str, api_key: str | None = None) -> Target:
+    def parse(url: str, api_key: str | None = None, option: str = "--url") -> Target:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
         except ValueError:
             known = False
         if not known:
-            raise ConfigError(f"--url {url!r} is no address of a server: write it as http://127.0.0.1:8000.")
+            raise ConfigError(f"{option} {url!r} is no address of a server: write it as http://127.0.0.1:8000.")
         path = parts.path.rstrip("/").removesuffix("/v1")
-        return Target(f"{parts.scheme}://{parts.netloc}{path}", api_key)
+        return Target(f"{parts.scheme}://{parts.netloc}{path}", api_key, option=option)
 
     def address(self, endpoint: str) -> dict[str, Any]:
         """What the load generator needs to know of it."""
@@ -90,12 +92,13 @@ class Target:
             found = None
         except (OSError, HTTPException) as error:
             reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
-            raise PacelineError(f"No server answers at {self.base} ({reason}): start it, or correct --url.") from None
+            raise PacelineError(f"No server answers at {self.base} ({reason}): start it, or correct "
+                                f"{self.option}.") from None
         except (ValueError, KeyError, IndexError, TypeError):
             found = None
         if wanted is None and found is None:
             raise ConfigError(f"{self.base}/v1/models names no model: say which to ask for with --model.")
-        return Target(self.base, self.api_key, wanted or str(found))
+        return replace(self, model=wanted or str(found))
 
     def counters(self) -> dict[str, float] | None:
         """What it has counted so far, over all its labels; None where it does not tell."""

@@ -1,0 +1,183 @@
+"""Two servers beside each other: they take turns at the same requests, so that a machine's drift is both's.
+
+Every turn has prompts of its own, which each server gets once, with the same parameters at the same times; who comes
+first changes from turn to turn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from paceline.bench.report import Row, document, say
+from paceline.bench.serving.arrivals import Level
+from paceline.bench.serving.datasets import Ask, Asks
+from paceline.bench.serving.figures import Run, rows
+from paceline.bench.serving.load_test import LoadTest, once, plan_of, tell, warm_up
+from paceline.bench.serving.paired import Pair, paired
+from paceline.bench.serving.target import Target
+from paceline.errors import ConfigError, PacelineError
+
+SIDES = ("a", "b")
+TURNS = 5
+TRIES = 100
+"""At a made-up prompt that has not come yet."""
+SHOWN, SHOWN_AFTER = 80, 40
+"""Characters of a prompt, and of two texts from where they part."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A slice, and what came of it. `runs` and `figures` are by side."""
+
+    level: Level
+    number: int
+    order: tuple[str, ...]
+    bodies: Sequence[dict[str, Any]]
+    runs: dict[str, Run]
+    figures: dict[str, list[Row]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.level.name}, turn {self.number}"
+
+    @property
+    def pair(self) -> Pair:
+        return self.figures["a"], self.figures["b"]
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """Both servers' texts of what both have answered."""
+        return [(a, b) for a, b in zip(self.runs["a"].texts, self.runs["b"].texts) if a is not None and b is not None]
+
+    @property
+    def equal(self) -> int:
+        return sum(a == b for a, b in self.texts)
+
+    def difference(self) -> dict[str, Any] | None:
+        """The first one, if there is any."""
+        for body, a, b in zip(self.bodies, self.runs["a"].texts, self.runs["b"].texts):
+            if a is not None and b is not None and a != b:
+                at = next((place for place, (one, other) in enumerate(zip(a, b)) if one != other),
+                          min(len(a), len(b)))
+                return {"level": self.level.name, "turn": self.number, "prompt": _short(_prompt(body)), "at": at,
+                        "a": a[at:at + SHOWN_AFTER], "b": b[at:at + SHOWN_AFTER]}
+        return None
+
+
+def pair_of(url: str, beside: str, api_key: str | None, model: str | None) -> dict[str, Target]:
+    """Both servers, which are there, are two, and serve the same."""
+    targets = {"a": Target.parse(url, api_key), "b": Target.parse(beside, api_key, "--beside")}
+    first, second = ((one["host"], one["port"], one["path"]) for one in (
+        target.address("") for target in targets.values()))
+    if first == second:
+        raise ConfigError(f"--url and --beside are the same server, {targets['a'].base}: give two addresses.")
+    found = {side: target.served(model) for side, target in targets.items()}
+    if found["a"].model != found["b"].model:
+        raise ConfigError(f"{found['a'].base} serves {found['a'].model!r} and {found['b'].base} "
+                          f"{found['b'].model!r}: start both with the same model under the same name, or say with "
+                          "--model which one both have.")
+    return found
+
+
+def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """The bench document of both (by SIDES): rows of paired figures, texts, turns."""
+    luck = random.Random(f"{test.seed} arrivals")
+    slices, warm = cut(test, turns)
+    for target in targets.values():
+        warm_up(target, test, warm)
+    found: list[dict[str, Any]] = []
+    done: list[Turn] = []
+    for level in test.levels:
+        own = []
+        for number in range(1, turns + 1):
+            plan = plan_of(level, test, slices.pop(0), targets["a"].model, luck)
+            own.append(take(targets, level, test, plan, number))
+        found += paired([turn.pair for turn in own], test.seed)
+        done += own
+    return document([], **settings, turns=turns, server_model=targets["a"].model) | {
+        "measured": "two servers", "servers": {side: target.base for side, target in targets.items()}, "rows": found,
+        "texts": compared(done), "turns": [described(turn) for turn in done]}
+
+
+def cut(test: LoadTest, turns: int) -> tuple[list[list[Ask]], list[Ask]]:
+    """A slice for each turn of each level, and what warms the servers up: no prompt comes twice, as far as there are
+    enough for that."""
+    seen: set[str] = set()
+    size, count = len(test.lengths), turns * len(test.levels)
+    found = _fresh(test.asks, test.lengths * count, seen)
+    if len(found) < size * count:
+        raise ConfigError(f"{turns} turns of {size} requests (levels: {len(test.levels)}) need {size * count} prompts "
+                          f"that come once, and the dataset has {len(found)}: give a larger one, or lower --turns or "
+                          "--requests.")
+    warm = _fresh(test.asks, [(None, None)] * test.warmup, seen)
+    if missing := test.warmup - len(warm):
+        say(f"serve: there are no {test.warmup} further prompts to warm up with: {missing} come again later, which "
+            "caches notice")
+        warm += islice(cycle(reversed(found)), missing)
+    return [found[place:place + size] for place in range(0, size * count, size)], warm
+
+
+def _fresh(asks: Asks, lengths: Sequence[tuple[int | None, int | None]], seen: set[str]) -> list[Ask]:
+    """One for each of the lengths, none of them among the seen; fewer where there are no more. They are seen then."""
+    found = []
+    for one in lengths:
+        drawn = (asks.next(*one) for _ in range(asks.size or TRIES))
+        ask = next((ask for ask in drawn if _content(ask) not in seen), None)
+        if ask is None:
+            break
+        seen.add(_content(ask))
+        found.append(ask)
+    return found
+
+
+def _content(ask: Ask) -> str:
+    return json.dumps(ask.content, sort_keys=True)
+
+
+def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int) -> Turn:
+    """The same plan to both, one after the other."""
+    turn = Turn(level, number, SIDES if number % 2 else SIDES[::-1], plan["bodies"], {}, {})
+    for side in turn.order:
+        title, target = f"{turn.title}, {side.upper()}", targets[side]
+        seen = turn.runs[side] = once(target, test, plan, title)
+        if all(text is None for text in seen.texts):
+            said = "; ".join(f"{kind}: {text}" for kind, text in seen.messages.items())
+            raise PacelineError(f"{target.base} answered no request of turn {number} ({said}): see whether it is "
+                                "well, or offer it less.")
+        turn.figures[side] = rows(level, [seen], test.slo, test.percentiles, test.seed)
+        tell(title, level, turn.figures[side])
+    rate = {side: next(row.paceline for row in figures if row.case == f"{level.name}_output_rate")
+            for side, figures in turn.figures.items()}
+    ratio = f"{rate['a'] / rate['b']:.3f}x" if rate["b"] else "-"
+    say(f"serve: {turn.title}: A / B {ratio} tok/s, {turn.equal} of {len(turn.texts)} texts equal")
+    return turn
+
+
+def compared(turns: Sequence[Turn]) -> dict[str, Any]:
+    """How many texts are the same, of those that both have written."""
+    of = sum(len(turn.texts) for turn in turns)
+    return {"equal": sum(turn.equal for turn in turns), "of": of,
+            "unanswered": sum(len(turn.bodies) for turn in turns) - of,
+            "first_difference": next((found for turn in turns if (found := turn.difference())), None)}
+
+
+def described(turn: Turn) -> dict[str, Any]:
+    return {"level": turn.level.name, "turn": turn.number, "order": list(turn.order), "requests": len(turn.bodies),
+            "texts_equal": turn.equal, "texts": len(turn.texts),
+            "elapsed_s": {side: run.elapsed_s for side, run in turn.runs.items()},
+            "faults": {side: run.messages for side, run in turn.runs.items() if run.messages}}
+
+
+def _prompt(body: dict[str, Any]) -> str:
+    """What a user sees of it: the prompt, or what was said last."""
+    return str(body["prompt"] if "prompt" in body else body["messages"][-1].get("content"))
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
