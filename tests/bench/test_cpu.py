@@ -63,7 +63,7 @@ def test_the_cases_have_the_names_the_figures_are_known_by():
     ("decode", ["decode"]), ("batch_8, decode", ["decode", "batch_8"]), ("step_4,step_4", ["step_4"]),
     ("step", [name for name in cpu.CASES if name.startswith("step_")]), (None, list(cpu.CASES))])
 def test_cases_are_chosen_by_name(text, names):
-    assert [case.name for case in cpu.choose(text)] == names
+    assert [case.name for case in cpu.choose(text).cases] == names
 
 
 @pytest.mark.parametrize("text", ["", "decode,", "step_5", "Decode"])
@@ -79,7 +79,7 @@ def test_the_command_line_refuses_an_unknown_case_before_it_loads_anything(capsy
 
 def test_everybody_gets_the_same_work_in_turn(no_rest):
     ours, theirs = Stub("paceline", 100.0, 5.0), Stub("peer", 50.0, 10.0)
-    cpu.measure(cpu.choose("decode,prefill_512,batch_8,context_4096,step_4"), [ours, theirs], 50000, repeats=3)
+    cpu.measure(cpu.choose("decode,prefill_512,batch_8,context_4096,step_4").cases, [ours, theirs], 50000, repeats=3)
     assert ours.asked == theirs.asked
     assert ours.asked[:5] == [("decode", 64, 128), ("prefill", 512, 0), ("batch", 8, 64), ("decode", 4096, 32),
                               ("step", 64, 4)]
@@ -96,7 +96,7 @@ def test_the_best_turn_counts_whichever_way_is_better(no_rest):
 
 
 def test_ratios_are_above_one_where_paceline_is_ahead_of_the_best_peer(no_rest):
-    cases = cpu.choose("decode,context_4096,step_2")
+    cases = cpu.choose("decode,context_4096,step_2").cases
     contenders = [Stub("paceline", 120.0, 4.0), Stub("slow", 60.0, 12.0), Stub("fast", 100.0, 6.0)]
     result = document(cpu.rows_of(cases, cpu.measure(cases, contenders, 50000, 1)), threads=2)
     rows = {row["case"]: row for row in json.loads(json.dumps(result))["rows"]}
@@ -109,7 +109,7 @@ def test_ratios_are_above_one_where_paceline_is_ahead_of_the_best_peer(no_rest):
 
 def test_a_peer_with_worse_answers_counts_in_the_first_ratio_only(no_rest):
     """KL at most twice ours is as good; one whose logits cannot be had is not."""
-    cases = cpu.choose("decode")
+    cases = cpu.choose("decode").cases
     contenders = [Stub("paceline", 120.0, 4.0), Stub("coarse", 200.0, 4.0), Stub("good", 100.0, 4.0),
                   Stub("mute", 300.0, 4.0)]
     for stub, flip in zip(contenders, (0.1, 2.0, 0.12, 0.0)):

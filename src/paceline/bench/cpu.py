@@ -16,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.bench.cpu_peers import MeasuredEngine, available, median_ms
+from paceline.bench import cpu_answers
+from paceline.bench.cpu_peers import REST_S, MeasuredEngine, available, median_ms
 from paceline.bench.cpu_quality import Qualities, compare, reference
 from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
+from paceline.bench.questions import Question
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.schedule.sequence import Sequence as EngineSequence
 from paceline.engine.schedule.step import RowGroup
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.models.load.resolve import resolve
 from paceline.request import Request, SamplingParams
@@ -31,8 +33,6 @@ SHORT = 64
 """Tokens before the first measured one, wherever a case does not say otherwise."""
 LONG = 4096
 STEP_ROWS = (1, 2, 3, 4, 6, 8, 16, 32)
-REST_S = 0.1
-"""Between two engines, so that the worker threads of the one before have stopped spinning."""
 
 
 class Paceline:
@@ -179,17 +179,30 @@ CASES: dict[str, Case] = {case.name: case for case in (
 )}
 
 
-def choose(text: str | None) -> list[Case]:
-    """Cases by name, separated by commas; "step" means all steps, None everything. In the order of CASES."""
-    if text is None:
-        return list(CASES.values())
+@dataclass(frozen=True)
+class Chosen:
+    cases: list[Case]
+    questions: list[Question]
+    """Of the case `answers`; without any it is not among those chosen."""
+
+
+def choose(text: str | None, dataset: str | None = None, per_category: int | None = None) -> Chosen:
+    """Cases by name, separated by commas; "step" means all steps, None everything but `answers`. In the order of
+    CASES. `dataset`, `per_category`: which questions, None for those that come along and a few of each category."""
+    names = list(CASES) if text is None else [part.strip() for part in text.split(",")]
+    answers = cpu_answers.NAME in names
+    if not answers and (dataset is not None or per_category is not None):
+        raise ConfigError("--dataset and --per-category are for the case answers: name it in --cases, or leave them "
+                          "out.")
     wanted: set[str] = set()
-    for name in (part.strip() for part in text.split(",")):
+    for name in names:
         chosen = [case for case in CASES if case == name or (name == "step" and case.startswith("step_"))]
-        if not chosen:
-            raise ConfigError(f"There is no case {name!r}: use {', '.join(CASES)}, or step for all steps.")
+        if not chosen and name != cpu_answers.NAME:
+            raise ConfigError(f"There is no case {name!r}: use {', '.join(CASES)}, {cpu_answers.NAME}, or step for "
+                              "all steps.")
         wanted.update(chosen)
-    return [case for name, case in CASES.items() if name in wanted]
+    return Chosen([case for name, case in CASES.items() if name in wanted],
+                  cpu_answers.questions(dataset, per_category) if answers else [])
 
 
 def measure(cases: Sequence[Case], contenders: Sequence[MeasuredEngine], vocab_size: int, repeats: int
@@ -228,10 +241,11 @@ def rows_of(cases: Sequence[Case], best: dict[str, dict[str, float]], qualities:
 
 
 def run(model: str | None = None, cases: str | None = None, peers: bool = False, repeats: int = 3,
-        threads: int | None = None, kv_dtype: str = "auto", text: str | None = None) -> dict[str, Any]:
+        threads: int | None = None, kv_dtype: str = "auto", text: str | None = None, dataset: str | None = None,
+        per_category: int | None = None) -> dict[str, Any]:
     """Every figure is the best of `repeats` turns; a step's is the median of its runs within a turn. `text`: also how
-    near everybody is to the file's weights in float32 on it."""
-    chosen = choose(cases)
+    near everybody is to the file's weights in float32 on it. `dataset`, `per_category`: see choose()."""
+    chosen = choose(cases, dataset, per_category)
     threads = threads or torch.get_num_threads()
     llm = LLM(model, device="cpu", enable_prefix_caching=False, threads=threads, kv_dtype=kv_dtype)
     ours = Paceline(llm)
@@ -242,28 +256,39 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
         say("cpu: whose answers are as good is not measured: give a text with --text")
     qualities = None if text is None else compare([ours, *others], *reference(model, text, threads))
     neighbours = Neighbours()
-    best = measure(chosen, [ours, *others], ours.vocab_size, repeats)
+    rows = rows_of(chosen.cases, measure(chosen.cases, [ours, *others], ours.vocab_size, repeats), qualities)
+    if chosen.questions:
+        equals = None if qualities is None else qualities.equals(ours.name)
+        rows += cpu_answers.run(llm, others, chosen.questions, repeats, equals)
     busy = neighbours.share()
     if busy is not None and busy > Neighbours.LIMIT:
         say(f"cpu: other processes used {busy:.0%} of the machine meanwhile: measure again when it is idle")
-    return document(rows_of(chosen, best, qualities), model=model or "default",
-                    kernels=llm.engine.kernels.name, threads=threads, kv_dtype=kv_dtype, repeats=repeats,
-                    left_out=missing, used_by_others=busy)
+    return document(rows, model=model or "default", kernels=llm.engine.kernels.name, threads=threads,
+                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing, used_by_others=busy)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.bench.cpu", description=__doc__)
     parser.add_argument("--model", default=None)
-    parser.add_argument("--cases", default=None, help=f"separated by commas: {', '.join(CASES)}; step: all steps")
+    parser.add_argument("--cases", default=None, help=f"separated by commas: {', '.join(CASES)}; step: all steps; "
+                        "answers: questions, takes minutes; default: all but answers")
     parser.add_argument("--peers", action="store_true", help="measure llama.cpp and onnxruntime-genai where installed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--text", default=None, help="UTF-8 text, plain or .gz, on which agreement is measured")
+    parser.add_argument("--dataset", default=None, help="questions of answers, a JSON object a line: question_id, "
+                        "category, turns; default: a few that come along")
+    parser.add_argument("--per-category", type=int, default=None, help=f"questions of each category; 0: all; default: "
+                        f"{cpu_answers.PER_CATEGORY}")
     json_argument(parser)
     given = parser.parse_args()
-    emit(run(given.model, given.cases, given.peers, given.repeats, given.threads, given.kv_dtype, given.text),
-         given.json)
+    try:
+        result = run(given.model, given.cases, given.peers, given.repeats, given.threads, given.kv_dtype, given.text,
+                     given.dataset, given.per_category)
+    except PacelineError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    emit(result, given.json)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Both are driven closer to the metal than their users drive them: llama.cpp by llama_decode on token ids that are known
 beforehand, so that no sampling and no text is counted; onnxruntime by its generator, which picks greedily in C++.
-Everything is measured after the weights are loaded and one pass has warmed them up.
+Answers to questions are their own: there numpy picks llama.cpp's tokens. Everything is measured after the weights are
+loaded and one pass has warmed them up.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from paceline.models.load.opening import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 
 STEP_RUNS = 25
+REST_S = 0.1
+"""Between two engines, so that the worker threads of the one before have stopped spinning."""
+ROOM = 4096
+"""Tokens of a prompt and its answer, at most."""
 
 
 class PeerUnavailable(Exception):
@@ -59,6 +64,14 @@ class MeasuredEngine(Protocol):
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
         """[tokens, vocabulary]: what is predicted after each, with nothing before the first. PeerUnavailable says why
         an engine does not tell."""
+        ...
+
+
+class Peer(MeasuredEngine, Protocol):
+    def answer(self, prompt: list[int], most: int) -> Iterator[int]:
+        """The tokens that the engine itself writes after the prompt, greedily, one at a time: up to `most`, and where
+        it goes by ends of its own, none behind one. Nothing of an earlier prompt is left when this returns; the prompt
+        is computed when the first token is asked for. Prompt and answer have up to ROOM tokens."""
         ...
 
 
@@ -131,9 +144,23 @@ class LlamaCpp:
         self._open(len(tokens), 1)
         count = len(tokens)
         self._pass(tokens, np.arange(count), np.zeros(count), np.ones(count))
+        return np.array(self._rows(count), dtype=np.float32)
+
+    def answer(self, prompt: list[int], most: int) -> Iterator[int]:
+        self._open(ROOM, 1)  # the same for every prompt: a context of each length would fill the memory
+        return self._greedy(prompt, most)
+
+    def _greedy(self, prompt: list[int], most: int) -> Iterator[int]:
+        self._prompt(prompt)
+        for place in range(len(prompt), len(prompt) + most):
+            token = int(self._rows(1)[0].argmax())
+            yield token
+            self._pass([token], [place], [0], [1])
+
+    def _rows(self, count: int) -> Any:
+        """The logits of the pass before: [count, vocabulary], where so many tokens were to have some."""
         width = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
-        found = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (count, width))
-        return np.array(found, dtype=np.float32)
+        return np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (count, width))
 
     def _memory(self) -> Any:
         return self._api.llama_get_memory(self._context)
@@ -229,19 +256,29 @@ class OnnxRuntime:
             raise PeerUnavailable(f"{self.name}: logits of {found.shape[1]} of {len(tokens)} tokens only")
         return found.reshape(found.shape[1:])
 
+    def answer(self, prompt: list[int], most: int) -> Iterator[int]:
+        return self._greedy(self._generator(self._last, len(prompt) + most, 1, least=0), prompt)
+
+    def _greedy(self, generator: Any, prompt: list[int]) -> Iterator[int]:
+        generator.append_tokens(np.array([prompt], dtype=np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+            yield int(generator.get_next_tokens()[0])
+
     def _load(self, folder: Path, threads: int) -> Any:
         config = self._api.Config(str(folder))
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         return self._api.Model(config)
 
-    def _generator(self, model: Any, length: int, sequences: int) -> Any:
+    def _generator(self, model: Any, length: int, sequences: int, least: int | None = None) -> Any:
         params = self._api.GeneratorParams(model)
-        # A least length as long as the greatest: never ends early.
-        params.set_search_options(max_length=length, min_length=length, batch_size=sequences, do_sample=False)
+        # A least length as long as the greatest, where nothing else is said: never ends early.
+        params.set_search_options(max_length=length, min_length=length if least is None else least,
+                                  batch_size=sequences, do_sample=False)
         return self._api.Generator(model, params)
 
 
-def peers(path: Path, threads: int) -> Iterator[Callable[[], MeasuredEngine]]:
+def peers(path: Path, threads: int) -> Iterator[Callable[[], Peer]]:
     """One maker for each peer of the model at `path`; making one converts what it needs and may raise
     PeerUnavailable. Converted files are kept beside the fetched models and used again."""
     yield lambda: LlamaCpp(_gguf(path), "llama.cpp as shipped", threads)
@@ -250,9 +287,9 @@ def peers(path: Path, threads: int) -> Iterator[Callable[[], MeasuredEngine]]:
     yield lambda: OnnxRuntime(_onnx(path, last_only=True), _onnx(path, last_only=False), threads)
 
 
-def available(path: Path, threads: int) -> tuple[list[MeasuredEngine], list[str]]:
+def available(path: Path, threads: int) -> tuple[list[Peer], list[str]]:
     """The peers that can run here, and a line for each that cannot."""
-    found: list[MeasuredEngine] = []
+    found: list[Peer] = []
     missing: list[str] = []
     for make in peers(path, threads):
         try:

@@ -116,23 +116,28 @@ def load(
 def cpu(
     json_file: options.JsonFile = None,
     model: options.Model = None,
-    cases: Annotated[str | None, typer.Option(help="Cases separated by commas; step means all steps.")] = None,
+    cases: Annotated[str | None, typer.Option(help="Cases separated by commas; step means all steps. Default: all but "
+                                                    "answers, which takes minutes.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Beside llama.cpp and onnxruntime, where installed.")] = False,
     repeats: Repeats = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. Default: torch's.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Type of Paceline's cache.")] = "auto",
     text: Annotated[str | None, typer.Option(help="UTF-8 text, plain or .gz: everybody's agreement with float32 on "
                                                   "it, and ratios against those that are as good.")] = None,
+    dataset: Dataset = None,
+    per_category: Annotated[int | None, typer.Option(min=0, help="Questions of each category in answers; 0: all of "
+                                                                 "them. Default: 2.")] = None,
 ) -> None:
-    """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step."""
+    """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step, and
+    answers to real questions, speculation included."""
     from paceline.bench.cpu import choose, run
     from paceline.measure.text_files import read_text
 
-    choose(cases)
+    choose(cases, dataset, per_category)
     if text is not None:
         read_text(text)
     _fetch(model)
-    _emit(run(model, cases, peers, repeats, threads, kv_dtype, text), json_file)
+    _emit(run(model, cases, peers, repeats, threads, kv_dtype, text, dataset, per_category), json_file)
 
 
 @app.command("gpu")
