@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
-from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
+from paceline.speculation.acceptance import WORTH_WEIGHT, Places, Trust, outcomes, survival, verdicts
 from paceline.speculation.control import PLAIN_EVERY, AdaptiveController
 from paceline.speculation.controller import Ahead, Ask, Offer
 from paceline.speculation.costs import STALE_AFTER, CostCurve
 from paceline.speculation.drafter import Budget, Needs, Observation
+from paceline.speculation.exploration import KNOWN
 from paceline.speculation.history import LONGEST_PAUSE, SHORTEST_PAUSE
 from paceline.speculation.spec import Speculation, parse
 from paceline.speculation.step_cost import Load, step_prior
@@ -457,6 +458,64 @@ def test_a_dear_drafter_with_scores_is_left_alone_when_it_brings_nothing() -> No
     control.allowance.earn(1.0)
     control.learn("s", Observation([0] * SHORTEST_PAUSE))
     assert budget(control) is not None, "and tried again later"
+
+
+def asked_if_it_saves(share: float, verified: int = KNOWN) -> bool:
+    """Whether a drafter with scores that takes a tenth of a step of 5 ms is asked, where its drafts save that time and
+    such a share of a step beyond; `verified`: how many there were."""
+    control = controller(FLAT)
+    method = control._methods.of("x")
+    method.traits.scored = True
+    for _ in range(400):
+        method.worth(1).learn(0.5e-3 + share * 5.0e-3)
+    for _ in range(3):
+        method.traits.rounds.observe(1, 0.5e-3)
+    for _ in range(verified):
+        method.verified()
+    control.allowance.spend(1.0)  # no tries
+    return budget(control) is not None
+
+
+def test_what_saves_hardly_more_than_its_own_time_is_not_asked() -> None:
+    """What rows take is not known to a hundredth."""
+    assert not asked_if_it_saves(0.01)
+    assert asked_if_it_saves(0.05)
+    assert asked_if_it_saves(0.01, verified=0), "while nothing is known of it, it is"
+
+
+STAIR = {"2": 5.0e-3, "3": 8.0e-3, "8": 8.0e-3}
+"""Two sequences; the first row beyond theirs takes 3 ms, the others nothing."""
+
+
+def saved_together(behind: bool) -> tuple[float, float]:
+    """Seconds that each of two drafts is taken to have saved: a sure one, and a weak one that is sent beside it in rows
+    which the sure one has paid for. `behind`: who has the weak one is."""
+    control = AdaptiveController()
+    control.cost.restore({"table": STAIR, "context": 0.0, "prompt": None})
+    ahead, offers = Ahead(2, 2), []
+    for name, scores in (("sure", [0.9] * 4), ("weak", [0.1])):
+        control.begin(name, Named(name), Speculation(name, k=8))  # type: ignore[arg-type]
+        for _ in range(KNOWN):
+            control._methods.of(name).verified()
+        ask = Ask(name, behind=behind and name == "weak")
+        offers.append(control.judge(ask, DraftTree.chain(list(range(len(scores))), name, scores), ahead))
+    sent = control.choose([offer for offer in offers if offer is not None], ahead)
+    assert [draft is not None and len(draft) for draft in sent] == [4, 1]
+    sure, weak = (control._methods.of(name).worth(2).expected(0.0) * (1.0 + WORTH_WEIGHT) for name in ("sure", "weak"))
+    return sure, weak
+
+
+def test_a_draft_that_takes_more_than_it_saves_is_known_to() -> None:
+    """Counted as nothing it would look as good as one that costs nothing, and all together as if they saved more."""
+    sure, weak = saved_together(behind=False)
+    assert weak < -1e-4
+    tokens = sum(0.9 ** depth for depth in range(1, 5)) + 0.1
+    assert sure + weak == pytest.approx(tokens * 5.0e-3 / 2 - 3.0e-3, rel=0.02), "what the step has saved"
+
+
+def test_for_a_request_that_is_behind_a_draft_may_well_cost_more() -> None:
+    sure, weak = saved_together(behind=True)
+    assert weak == 0.0 and sure > 0.0
 
 
 # ---------------------------------------------------------------- in the engine
