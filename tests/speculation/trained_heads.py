@@ -19,7 +19,7 @@ REDUCED = 61
 """Tokens that a head with a reduced vocabulary drafts."""
 
 
-def head_config(kind: str, model: Any, reduced: bool = True) -> HeadConfig:
+def head_config(kind: str, model: Any, reduced: bool = True, own: bool = False) -> HeadConfig:
     config = model.config
     layers = config.num_layers
     more: dict[str, Any] = {}
@@ -32,7 +32,7 @@ def head_config(kind: str, model: Any, reduced: bool = True) -> HeadConfig:
         more = {"heads": 3}
     return HeadConfig(
         kind=kind, hidden_size=config.hidden_size, vocab_size=config.vocab_size,
-        draft_vocab_size=REDUCED if reduced and kind not in ("medusa", "hydra") else config.vocab_size, taps=taps,
+        draft_vocab_size=REDUCED if reduced else config.vocab_size, taps=taps, own_lm_head=own,
         num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64, max_position_embeddings=MOST_TOKENS, **more)
 
 
@@ -46,8 +46,9 @@ def random_tensors(config: HeadConfig) -> dict[str, torch.Tensor]:
 
 
 @functools.cache
-def random_head(kind: str, model: Any, reduced: bool = True) -> Head:
-    config = head_config(kind, model, reduced)
+def random_head(kind: str, model: Any, reduced: bool = True, own: bool = False) -> Head:
+    """own: with its own output head."""
+    config = head_config(kind, model, reduced, own)
     return build_head(config, random_tensors(config), model, MOST_TOKENS)
 
 

@@ -213,7 +213,9 @@ def test_what_is_measured_is_what_the_engine_gets(options: Any, kind: str) -> No
     depth = 3 if kind in ("medusa", "hydra") else 5
     chosen = options(kind, model=str(FAMILY / "target"), init=FAMILY / kind, steps=1, lr=1e-12, answers=4, depth=depth,
                      block=7, markov_rank=32)
-    report = train(chosen, quiet)
+    heard: list[News] = []
+    report = train(chosen, heard.append)
+    assert any("output matrices of its own" in news.text for news in heard) == (kind in ("medusa", "hydra"))
     assert len(report["by_position"]) == (7 if kind == "dspark" else depth)
     assert report["tokens_per_cycle"]["3"] > 1.1
     wish = {"method": kind, "head": str(chosen.out / "head"), "k": 3, "adaptive": False}

@@ -255,11 +255,12 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
     if others and text is None:
         say("cpu: whose answers are as good is not measured: give a text with --text")
     qualities = None if text is None else compare([ours, *others], *reference(model, text, threads))
+    prompts = cpu_answers.prompts_of(llm, chosen.questions) if chosen.questions else []
     neighbours = Neighbours()
     rows = rows_of(chosen.cases, measure(chosen.cases, [ours, *others], ours.vocab_size, repeats), qualities)
-    if chosen.questions:
+    if prompts:
         equals = None if qualities is None else qualities.equals(ours.name)
-        rows += cpu_answers.run(llm, others, chosen.questions, repeats, equals)
+        rows += cpu_answers.run(llm, others, prompts, repeats, equals)
     busy = neighbours.share()
     if busy is not None and busy > Neighbours.LIMIT:
         say(f"cpu: other processes used {busy:.0%} of the machine meanwhile: measure again when it is idle")

@@ -174,7 +174,7 @@ def rows_of(found: dict[str, list[Turn]], equals: frozenset[str] | None = None) 
     return rows
 
 
-def run(llm: LLM, peers: Sequence[Peer], asked: Sequence[Question], repeats: int,
+def run(llm: LLM, peers: Sequence[Peer], prompts: Sequence[list[int]], repeats: int,
         equals: frozenset[str] | None = None) -> list[Row]:
     everybody = [paceline(llm, AUTO), paceline(llm, None), *(beside(peer, llm.engine.eos_ids) for peer in peers)]
-    return rows_of(measure(everybody, prompts_of(llm, asked), repeats), equals)
+    return rows_of(measure(everybody, prompts, repeats), equals)

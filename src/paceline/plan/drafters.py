@@ -85,7 +85,8 @@ def _some_layers(target: ModelShape, share: float) -> ModelShape:
 
 
 def _networks(target: ModelShape, heads: int) -> ModelShape:
-    """Medusa and Hydra: a square matrix and a whole head for each token ahead."""
+    """Medusa and Hydra as published: a square matrix and a whole head for each token ahead. (Those that are trained
+    here borrow the target's head.)"""
     block = Layer((), FeedForward(target.hidden**2))
     return replace(target, name=f"heads of {target.name}", layers=(block,) * heads, vocab=heads * target.vocab,
                    tied=True, further=0)
@@ -100,9 +101,9 @@ METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
     "lookahead": lambda target: Drafter("lookahead", acceptance_of(1.64, 5), "1.64 tokens on Spec-Bench"),
     "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it",
                                    on_card=True),
-    "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench",
+    "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench, a head a token",
                                      _networks(target, 4), True, most=4),
-    "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench",
+    "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench, a head a token",
                                     _networks(target, 4), True, cache=_PLANES, most=4),
     "eagle1": lambda target: Drafter("eagle1", acceptance_of(3.58, 7), "3.58 tokens on Spec-Bench, with trees",
                                      _head(target, 1, 2, target.vocab), cache=_PLANES),

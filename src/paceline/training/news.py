@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class News:
     stage: str
-    """"rehearsal", "answers", "workers", "training" or "measured"."""
+    """"init", "rehearsal", "answers", "workers", "training" or "measured"."""
     share: float
     """Of the whole that is done."""
     text: str

@@ -103,6 +103,9 @@ class Run:
             begun = None
         if begun is not None:
             self.factory.check(begun)
+            if begun.config.own_lm_head:
+                self.show(News("init", 0.0, f"{options.init} has output matrices of its own: they are left behind, and "
+                                            "what is trained drafts through the target's."))
         known = not options.self_made or (options.out / "data" / SELF_MADE).exists()
         engine |= {"max_num_seqs": at_once, "kv_blocks": engines.kv_blocks}
         if known:

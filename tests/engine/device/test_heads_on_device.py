@@ -55,17 +55,18 @@ def nobody_on_the_host(*_: Any) -> Any:
     raise AssertionError("the host was asked for a draft")
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("kind", "own"), [*((kind, False) for kind in HEADS), ("medusa", True), ("hydra", True)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_device_drafts_what_the_host_would(kind: str, temperature: float, drafted: Drafted,
+def test_the_device_drafts_what_the_host_would(kind: str, own: bool, temperature: float, drafted: Drafted,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
+    head = random_head(kind, model, own=own)
     params = [SamplingParams(max_tokens=18, ignore_eos=True, temperature=temperature, seed=seed) for seed in range(2)]
     wish = {"method": kind, "k": 3, "adaptive": False}
-    host, texts = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}, kernels="reference"), wish,
+    host, texts = drafts_of(tiny_llm(model, trained={"it": head}, kernels="reference"), wish,
                             PROMPTS[:2], params)
     monkeypatch.setattr(ModelDrafter, "propose", nobody_on_the_host)
-    llm = on_device({"it": random_head(kind, model)})
+    llm = on_device({"it": head})
     outs = llm.generate(PROMPTS[:2], params, speculation=wish)
     assert [out.outputs[0].token_ids for out in outs] == texts
     assert all(out.speculation is not None and out.speculation.drafted > 10 for out in outs)

@@ -19,6 +19,9 @@ from paceline.models.heads.tensors import lm_heads
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
 
+MOST_AT_ONCE = 64
+"""Rows of one product for all tokens to be drafted: more gain nothing by being together, and take memory."""
+
 
 class Residual:
     """past(x) + silu(linear(x)), where nothing changes x on its way past unless its width has to change."""
@@ -73,15 +76,16 @@ class StackedHead(BaseHead):
 
 class StackedRound:
     """What a network says of its token is computed when it is asked for: Hydra's have to know the token before. Where
-    none is seen and one matrix serves all, they are all asked in one product."""
+    none is seen and one matrix serves all, few rows are all asked in one product."""
 
     def __init__(self, head: StackedHead, feature: torch.Tensor, depth: int, kernels: Kernels) -> None:
         self._head, self._kernels = head, kernels
         self._seen = [feature]
         self._next = 0
         self._told: list[torch.Tensor] = []
-        if not head.sees_tokens and not head.config.own_lm_head:
-            rows = torch.cat([self._state(index) for index in range(min(depth, head.config.heads))])
+        depth = min(depth, head.config.heads)
+        if not head.sees_tokens and not head.config.own_lm_head and 0 < depth * len(feature) <= MOST_AT_ONCE:
+            rows = torch.cat([self._state(index) for index in range(depth)])
             self._told = list(torch.split(head.lm_head(rows, kernels).float(), len(feature)))
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
