@@ -15,7 +15,11 @@ from serving import ServerThread, write_model
 
 from bench.stub_server import Stub
 from paceline.bench.report import Row
-from paceline.bench.serving.paired import interval, paired
+from paceline.bench.serving.arrivals import Level
+from paceline.bench.serving.beside import run
+from paceline.bench.serving.datasets import Asks, Lengths
+from paceline.bench.serving.load_test import LoadTest
+from paceline.bench.serving.paired import Pair, interval, middle, paired
 from paceline.cli.main import main
 
 
@@ -98,10 +102,10 @@ def test_they_take_turns_at_the_same_requests(tmp_path: Path, capsys: pytest.Cap
     assert len([one for one in page.iter() if one.tag.endswith("svg")]) == 2 * (1 + 2 + 4 * 3)
 
 
-def test_five_turns_unless_it_is_said() -> None:
+def test_six_turns_unless_it_is_said() -> None:
     with Two() as two:
         assert two.bench("--requests", "1", "--warmup", "0", "--input-len", "9") == 0
-        assert "".join(side for side, _ in two.came) == "abbaabbaab"
+        assert "".join(side for side, _ in two.came) == "abbaabbaabba"
 
 
 def test_arrivals_are_the_same_for_both(tmp_path: Path) -> None:
@@ -153,42 +157,89 @@ def test_a_prompt_that_is_there_twice_is_asked_once(tmp_path: Path, capsys: pyte
     assert "3 turns of 4 requests (levels: 1) need 12 prompts that come once, and the dataset has 6" in said(capsys)
 
 
-def test_figures_by_hand() -> None:
-    def turn(a: float | None, b: float | None) -> tuple[list[Row], list[Row]]:
-        first, second = ([] if value is None else [Row("rate", "tok/s", value), Row("failed", "requests", 0.0)]
-                         for value in (a, b))
-        return first, second
+def rates(a: float | None, b: float | None, a_first: bool = True) -> Pair:
+    first, second = ([] if value is None else [Row("rate", "tok/s", value), Row("failed", "requests", 0.0)]
+                     for value in (a, b))
+    return Pair(first, second, a_first)
 
-    rate, failed = paired([turn(10, 5), turn(30, 10), turn(12, 10), turn(7, None), turn(40, 10)], 0)
+
+def test_figures_by_hand() -> None:
+    rate, failed = paired([rates(10, 5), rates(30, 10, False), rates(12, 10), rates(7, None, False), rates(40, 10)], 0)
     assert (rate["unit"], rate["better"]) == ("tok/s", "higher")
     assert rate["a"] == {"median": 12, "range": [7, 40], "turns": [10, 30, 12, 7, 40]}
     assert rate["b"] == {"median": 10, "range": [5, 10], "turns": [5, 10, 10, None, 10]}
-    assert rate["ratio"] == {"median": 2.5, "range": [1.2, 4], "turns": [2, 3, 1.2, None, 4], "interval": None}
+    assert rate["ratio"] == {"value": pytest.approx((2 * 3) ** 0.5), "range": [1.2, 4], "turns": [2, 3, 1.2, None, 4],
+                             "interval": None}
     assert failed["ratio"] is None, "nothing is a multiple of nothing"
-    only, = paired([([Row("acceptance", "", 0.5)], [])], 0)
+    only, = paired([Pair([Row("acceptance", "", 0.5)], [])], 0)
     assert only["b"] is None and only["ratio"] is None and only["a"]["median"] == 0.5
+    one_order = middle([2.0, None, 3.0, None, 7.0], [True, False] * 2 + [True], 0)
+    assert one_order is not None and one_order["value"] == 3.0 and one_order["interval"] is None
 
 
 def test_the_ratio_is_that_of_turns_and_not_of_medians() -> None:
     """Both become slower by half: every turn still says 1.1."""
-    speeds = [100.0, 90.0, 80.0, 60.0, 50.0]
-    rate, = paired([([Row("rate", "tok/s", 1.1 * speed)], [Row("rate", "tok/s", speed)]) for speed in speeds], 0)
-    assert rate["ratio"]["interval"] == pytest.approx([1.1, 1.1]) and rate["ratio"]["median"] == pytest.approx(1.1)
+    speeds = [100.0, 90.0, 80.0, 70.0, 60.0, 50.0]
+    rate = paired([rates(1.1 * speed, speed, place % 2 == 0) for place, speed in enumerate(speeds)], 0)[0]
+    assert rate["ratio"]["interval"] == pytest.approx([1.1, 1.1]) and rate["ratio"]["value"] == pytest.approx(1.1)
 
 
-def test_intervals_hold_what_they_promise() -> None:
-    """Of 300 tests of ten turns about 90 in 100 have the true median in their interval."""
+class Slowing:
+    """Stands for a server, of two equal ones on a machine on which every run is slower than the one before by 3 %."""
+
+    base, model = "http://slowing", "m"
+
+    def __init__(self, runs: list[str], **more: Any) -> None:
+        self.runs, self.more = runs, more
+
+    def counters(self) -> None:
+        return None
+
+    def drive(self, path: str, plan: dict[str, Any], progress: Any) -> dict[str, Any]:
+        self.runs.append(path)
+        second = 1.03 ** len(self.runs)
+        one = {"start_s": 0.0, "late_s": 0.0, "e2e_s": second, "status": 200, "fault": None, "message": None,
+               "times": [second / 2, second], "tokens": 8, "text": "w", "prompt_tokens": 4, "cached_tokens": None}
+        return {"elapsed_s": second, "cpu_s": 0.0, "requests": [one | self.more for _ in plan["bodies"]]}
+
+
+def slowly(turns: int, **of_the_second: Any) -> dict[str, Any]:
+    runs: list[str] = []
+    test = LoadTest([Level("closed", clients=1)], Asks("synthetic", Lengths(9, 9), Lengths(8, 8), 1, 1, 0), 2, warmup=0)
+    targets: Any = {"a": Slowing(runs), "b": Slowing(runs, **of_the_second)}
+    return run(targets, test, turns, {})
+
+
+@pytest.mark.parametrize("turns", [2, 3, 5, 6])
+def test_a_steady_drift_is_no_difference(turns: int) -> None:
+    """Equal servers are equal, though whoever comes second is always slower; a median of all ratios would say 3 %."""
+    found = {row["case"]: row["ratio"] for row in slowly(turns)["rows"]}
+    for case in ("closed_1_output_rate", "closed_1_ttft_p50", "closed_1_tpot_p90"):
+        assert sorted({round(abs(one - 1), 2) for one in found[case]["turns"]}) == [0.03]
+        assert found[case]["value"] == pytest.approx(1.0)
+        assert found[case]["interval"] == (None if turns < 6 else pytest.approx([1.0, 1.0]))
+
+
+@pytest.mark.parametrize(("turns", "effect"), [(6, 1.0), (10, 1.0), (10, 1.1)])
+def test_intervals_hold_what_they_promise(turns: int, effect: float) -> None:
+    """Of 100 tests about 90 have the true ratio in their interval, whatever it costs to come second."""
     luck = np.random.default_rng(5)
+    a_first = [place % 2 == 0 for place in range(turns)]
     inside = 0
     for _ in range(300):
-        low, high = interval(luck.normal(1.0, 0.1, 10).tolist(), 0) or (0.0, 0.0)
+        ratios = luck.normal(1.0, 0.03, turns) * [effect if first else 1 / effect for first in a_first]
+        low, high = interval(ratios.tolist(), a_first, 0) or (0.0, 0.0)
         inside += low <= 1.0 <= high
-    assert 250 <= inside <= 285
+    assert 258 <= inside <= 294
+
+
+def test_an_interval_needs_three_turns_of_each_order() -> None:
     ratios = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
-    assert interval(ratios, 3) == interval(ratios, 3)
-    low, high = interval(ratios, 3) or (0.0, 0.0)
-    assert 0.9 < low < 1.2 < high < 1.5
-    assert interval(ratios[:4], 0) is None and interval([*ratios[:4], None], 0) is None
+    a_first = [place % 2 == 0 for place in range(7)]
+    low, high = interval(ratios, a_first, 3) or (0.0, 0.0)
+    assert interval(ratios, a_first, 3) == [low, high] and 0.9 < low < 1.2 < high < 1.5
+    assert interval(ratios[:5], a_first, 0) is None and interval([*ratios[:5], None], a_first, 0) is None
+    assert interval(ratios, [True] * 7, 0) is None
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -239,5 +290,5 @@ def test_ours_with_and_without_drafts_write_the_same(tmp_path: Path) -> None:
     assert document["texts"] == {"equal": 4, "of": 4, "unanswered": 0, "first_difference": None}
     rows = {row["case"]: row for row in document["rows"]}
     assert rows["closed_2_output_tokens_mean"]["ratio"]["turns"] == [1.0, 1.0]
-    assert rows["closed_2_output_rate"]["ratio"]["median"] > 0
+    assert rows["closed_2_output_rate"]["ratio"]["value"] > 0
     assert rows["closed_2_acceptance"]["a"] is not None and rows["closed_2_acceptance"]["b"] is None

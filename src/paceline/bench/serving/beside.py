@@ -1,7 +1,7 @@
 """Two servers beside each other: they take turns at the same requests, so that a machine's drift is both's.
 
 Every turn has prompts of its own, which each server gets once, with the same parameters at the same times; who comes
-first changes from turn to turn.
+first changes from turn to turn, so an even number of turns has both orders equally often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.bench.serving.target import Target
 from paceline.errors import ConfigError, PacelineError
 
 SIDES = ("a", "b")
-TURNS = 5
+TURNS = 6
 TRIES = 100
 """At a made-up prompt that has not come yet."""
 SHOWN, SHOWN_AFTER = 80, 40
@@ -47,7 +47,7 @@ class Turn:
 
     @property
     def pair(self) -> Pair:
-        return self.figures["a"], self.figures["b"]
+        return Pair(self.figures["a"], self.figures["b"], self.order[0] == "a")
 
     @property
     def texts(self) -> list[tuple[str, str]]:

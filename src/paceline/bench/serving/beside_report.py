@@ -30,15 +30,15 @@ def _ratio(found: dict[str, Any] | None) -> list[str]:
         return ["-", "-", "-"]
     ends = (None if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
             for bounds in (found["range"], found["interval"]))
-    return [f"{found['median']:.3f}", *(end or "-" for end in ends)]
+    return [f"{found['value']:.3f}", *(end or "-" for end in ends)]
 
 
 def notes(result: dict[str, Any]) -> list[str]:
     """Who they are, what the columns mean, what they have written, and what failed."""
     texts, servers = result["texts"], result["servers"]
     found = [f"A: {servers['a']}, B: {servers['b']}. Medians over {result['settings']['turns']} turns, with their "
-             "range; A / B is the median of the turns' ratios, 90 %: its interval by resampling turns (of five at "
-             "least).", f"{texts['equal']} of {texts['of']} texts equal"
+             "range; A / B is the middle of the turns' ratios, both orders weighing the same, 90 %: its interval by "
+             "resampling turns (three of each order at least).", f"{texts['equal']} of {texts['of']} texts equal"
              + (f", {texts['unanswered']} not answered by both" if texts["unanswered"] else "")]
     if first := texts["first_difference"]:
         found.append(f"first difference ({first['level']}, turn {first['turn']}, from character {first['at']}) after "
