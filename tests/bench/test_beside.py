@@ -145,6 +145,53 @@ def test_what_one_does_not_answer_is_no_text(tmp_path: Path, capsys: pytest.Capt
     assert "2 of 2 texts equal, 1 not answered by both" in out and "turn 1, B: http_429: said 429" in out
 
 
+def ratios(target: Path) -> dict[str, Any]:
+    return {row["case"]: row["ratio"] for row in json.loads(target.read_text())["rows"]}
+
+
+def test_a_turn_that_one_does_not_answer_has_no_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.json"
+    for broken in ("a", "b"):
+        with Two(answer=lambda place, body: 503 if place in (2, 3) else None) as two:
+            url, beside = (two.b.url, two.a.url) if broken == "a" else (two.a.url, two.b.url)
+            assert main(["bench", "serve", "--url", url, "--beside", beside, "--turns", "3", "--requests", "2",
+                         "--warmup", "0", "--json", str(target)]) == 0
+        turns = json.loads(target.read_text())["turns"]
+        assert [list(turn["faults"]) for turn in turns] == [[], [broken], []]
+        there = {case: [one is not None for one in ratio["turns"]] for case, ratio in ratios(target).items() if ratio}
+        assert there["closed_8_output_rate"] == there["closed_8_ttft_p50"] == [True, False, True]
+        assert all(not turn[1] for turn in there.values()), "a rate of nothing is no ratio of 0 either"
+        out = capsys.readouterr()
+        assert f"closed_8, turn 2, {broken.upper()}: http_503: said 503" in out.out
+        assert "closed_8, turn 2: A / B - tok/s, 0 of 0 texts equal" in out.err
+
+
+def test_a_level_that_they_never_both_answer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with Two(answer=lambda place, body: 503 if place >= 4 else None) as two:
+        assert two.bench("--turns", "2", "--requests", "2", "--concurrency", "1,2", "--warmup", "0") == 2
+    assert f"In no turn of closed_2 have both servers answered ({two.b.url}: http_503: said 503)" in said(capsys)
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_tokens_that_are_not_counted_are_not_compared(usage: bool, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    """Events stand for them elsewhere, but drafts have several tokens in one."""
+    target, html = tmp_path / "out.json", tmp_path / "out.html"
+    options = ("--turns", "2", "--requests", "3", "--warmup", "0", "--slo", "tpot=1", "--json", str(target), "--html",
+               str(html), *(() if usage else ("--no-usage",)))
+    with Two(usage=False) as two:
+        assert two.bench(*options) == 0
+    rows = {row["case"].removeprefix("closed_8_"): row for row in json.loads(target.read_text())["rows"]}
+    for name in ("output_rate", "total_rate", "tpot_p50", "output_tokens_mean", "prompt_tokens_mean", "goodput"):
+        assert usage == (name in rows), name
+        assert not usage or (rows[name]["b"] is None and rows[name]["ratio"] is None and rows[name]["a"] is not None)
+    assert rows["ttft_p50"]["ratio"] is not None and rows["request_rate"]["ratio"] is not None
+    out = capsys.readouterr()
+    assert "B: 6 answers without a count of their tokens" in out.out and "A / B - tok/s, 3 of 3" in out.err
+    assert ("A: 6 answers without" in out.out) == (not usage)
+    assert ElementTree.fromstring(html.read_text().removeprefix("<!doctype html>")) is not None
+
+
 def test_a_prompt_that_is_there_twice_is_asked_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_prompts(tmp_path / "data.jsonl", [f"p{place % 6}" for place in range(12)])
     with Two() as two:

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.bench.report import Row, document, say
 from paceline.bench.serving.arrivals import Level
 from paceline.bench.serving.datasets import Ask, Asks
-from paceline.bench.serving.figures import Run, rows
+from paceline.bench.serving.figures import Run, of_tokens, rows
 from paceline.bench.serving.load_test import LoadTest, once, plan_of, tell, warm_up
 from paceline.bench.serving.paired import Pair, paired
 from paceline.bench.serving.target import Target
@@ -47,7 +47,12 @@ class Turn:
 
     @property
     def pair(self) -> Pair:
-        return Pair(self.figures["a"], self.figures["b"], self.order[0] == "a")
+        return Pair(self.figures["a"], self.figures["b"], self.order[0] == "a", self.answered)
+
+    @property
+    def answered(self) -> bool:
+        """Whether both have answered something."""
+        return all(run.answered for run in self.runs.values())
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -96,7 +101,12 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
         own = []
         for number in range(1, turns + 1):
             plan = plan_of(level, test, slices.pop(0), targets["a"].model, luck)
-            own.append(take(targets, level, test, plan, number))
+            own.append(take(targets, level, test, plan, number, must_answer=not done and not own))
+        if not any(turn.answered for turn in own):
+            said = dict.fromkeys(f"{targets[side].base}: {_faults(one)}" for turn in own
+                                 for side, one in turn.runs.items() if not one.answered)
+            raise PacelineError(f"In no turn of {level.name} have both servers answered ({'; '.join(said)}): see "
+                                "whether they are well, or offer them less.")
         found += paired([turn.pair for turn in own], test.seed)
         done += own
     return document([], **settings, turns=turns, server_model=targets["a"].model) | {
@@ -139,23 +149,28 @@ def _content(ask: Ask) -> str:
     return json.dumps(ask.content, sort_keys=True)
 
 
-def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int) -> Turn:
-    """The same plan to both, one after the other."""
+def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int,
+         must_answer: bool) -> Turn:
+    """The same plan to both, one after the other. Where they must answer, whoever answers nothing ends it all."""
     turn = Turn(level, number, SIDES if number % 2 else SIDES[::-1], plan["bodies"], {}, {})
     for side in turn.order:
         title, target = f"{turn.title}, {side.upper()}", targets[side]
         seen = turn.runs[side] = once(target, test, plan, title)
-        if all(text is None for text in seen.texts):
-            said = "; ".join(f"{kind}: {text}" for kind, text in seen.messages.items())
-            raise PacelineError(f"{target.base} answered no request of turn {number} ({said}): see whether it is "
-                                "well, or offer it less.")
-        turn.figures[side] = rows(level, [seen], test.slo, test.percentiles, test.seed)
-        tell(title, level, turn.figures[side])
-    rate = {side: next(row.paceline for row in figures if row.case == f"{level.name}_output_rate")
-            for side, figures in turn.figures.items()}
-    ratio = f"{rate['a'] / rate['b']:.3f}x" if rate["b"] else "-"
+        if must_answer and not seen.answered:
+            raise PacelineError(f"{target.base} answered no request of turn {number} ({_faults(seen)}): see whether it "
+                                "is well, or offer it less.")
+        found = rows(level, [seen], test.slo, test.percentiles, test.seed)
+        tell(title, level, found)
+        turn.figures[side] = [row for row in found if not (
+            seen.uncounted and of_tokens(row.case.removeprefix(f"{level.name}_"), test.slo))]
+    ratio = next((f"{row['ratio']['value']:.3f}x" for row in paired([turn.pair], test.seed)
+                  if row["case"] == f"{level.name}_output_rate" and row["ratio"]), "-")
     say(f"serve: {turn.title}: A / B {ratio} tok/s, {turn.equal} of {len(turn.texts)} texts equal")
     return turn
+
+
+def _faults(seen: Run) -> str:
+    return "; ".join(f"{kind}: {text}" for kind, text in seen.messages.items())
 
 
 def compared(turns: Sequence[Turn]) -> dict[str, Any]:
@@ -170,6 +185,7 @@ def described(turn: Turn) -> dict[str, Any]:
     return {"level": turn.level.name, "turn": turn.number, "order": list(turn.order), "requests": len(turn.bodies),
             "texts_equal": turn.equal, "texts": len(turn.texts),
             "elapsed_s": {side: run.elapsed_s for side, run in turn.runs.items()},
+            "uncounted": {side: run.uncounted for side, run in turn.runs.items()},
             "faults": {side: run.messages for side, run in turn.runs.items() if run.messages}}
 
 

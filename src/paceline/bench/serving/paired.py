@@ -1,7 +1,8 @@
 """Figures of two servers that took turns: medians, the turns' ratios, their middle, and how far it may be trusted.
 
-A machine's speed drifts, so only what ran one after the other is set against each other: a ratio is of one turn. Whoever
-came second ran on a machine that had drifted further, so turns of both orders weigh the same, however many there are.
+A machine's speed drifts, so only what ran one after the other is set against each other: a ratio is of one turn.
+Whoever came second ran on a machine that had drifted further, so both orders weigh the same, however many turns each
+has.
 """
 
 from __future__ import annotations
