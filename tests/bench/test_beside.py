@@ -192,16 +192,25 @@ def test_tokens_that_are_not_counted_are_not_compared(usage: bool, tmp_path: Pat
     assert ElementTree.fromstring(html.read_text().removeprefix("<!doctype html>")) is not None
 
 
-def test_a_prompt_that_is_there_twice_is_asked_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_is_there_twice_is_asked_once(tmp_path: Path) -> None:
     data = write_prompts(tmp_path / "data.jsonl", [f"p{place % 6}" for place in range(12)])
     with Two() as two:
-        assert two.bench("--turns", "3", "--requests", "2", "--warmup", "1", "--dataset", data) == 0
-        assert prompts(two.a.bodies[1:]) == prompts(two.b.bodies[1:]) == [f"p{place}" for place in range(6)]
-    assert "no 1 further prompts to warm up with: 1 come again later" in said(capsys)
+        assert two.bench("--turns", "3", "--requests", "2", "--warmup", "0", "--dataset", data) == 0
+        assert prompts(two.a.bodies) == prompts(two.b.bodies) == [f"p{place}" for place in range(6)]
+
+
+@pytest.mark.parametrize(("requests", "warmup", "words"), [
+    (4, 0, "need 12 prompts that come once, and the dataset has 6: give a larger one, lower --turns or --requests."),
+    (2, 1, "need 6 prompts that come once and 1 to warm up with, and the dataset has 6: give a larger one, lower "
+           "--turns or --requests, or say --warmup 0.")])
+def test_prompts_that_do_not_suffice_are_not_asked_again(requests: int, warmup: int, words: str, tmp_path: Path,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """Not to warm up either: a prompt that has come is one that caches and drafters know."""
+    data = write_prompts(tmp_path / "data.jsonl", [f"p{place}" for place in range(6)])
     with Two() as two:
-        assert two.bench("--turns", "3", "--requests", "4", "--dataset", data) == 2
+        assert two.bench("--turns", "3", "--requests", str(requests), "--warmup", str(warmup), "--dataset", data) == 2
         assert not two.came
-    assert "3 turns of 4 requests (levels: 1) need 12 prompts that come once, and the dataset has 6" in said(capsys)
+    assert f"3 turns of {requests} requests (levels: 1) {words}" in said(capsys)
 
 
 def rates(a: float | None, b: float | None, a_first: bool = True) -> Pair:
@@ -294,6 +303,8 @@ def test_an_interval_needs_three_turns_of_each_order() -> None:
     (["--beside", "http://x"], "give the first one with --url"),
     (["--url", "http://x", "--beside", "http://y", "--turns", "0"], "--turns"),
     (["--url", "http://x:80/v1", "--beside", "X"], "are the same server"),
+    (["--url", "http://localhost:8000", "--beside", "127.0.0.1:8000/v1"], "are the same server"),
+    (["--url", "[::1]:8000/a", "--beside", "http://LOCALHOST:8000/a/"], "are the same server"),
     (["--url", "http://x", "--beside", "ftp://y"], "--beside 'ftp://y' is no address"),
     (["--url", "http://x", "--beside", "http://y", "--chart", "x.png"], "leave it out with --beside"),
     (["--url", "http://x", "--beside", "http://y", "--repeats", "2"], "say with --turns how often"),

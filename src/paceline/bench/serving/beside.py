@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import Any
 
 from paceline.bench.report import Row, document, say
@@ -77,9 +76,7 @@ class Turn:
 def pair_of(url: str, beside: str, api_key: str | None, model: str | None) -> dict[str, Target]:
     """Both servers, which are there, are two, and serve the same."""
     targets = {"a": Target.parse(url, api_key), "b": Target.parse(beside, api_key, "--beside")}
-    first, second = ((one["host"], one["port"], one["path"]) for one in (
-        target.address("") for target in targets.values()))
-    if first == second:
+    if targets["a"].place == targets["b"].place:
         raise ConfigError(f"--url and --beside are the same server, {targets['a'].base}: give two addresses.")
     found = {side: target.served(model) for side, target in targets.items()}
     if found["a"].model != found["b"].model:
@@ -115,25 +112,21 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
 
 
 def cut(test: LoadTest, turns: int) -> tuple[list[list[Ask]], list[Ask]]:
-    """A slice for each turn of each level, and what warms the servers up: no prompt comes twice, as far as there are
-    enough for that."""
-    seen: set[str] = set()
+    """A slice for each turn of each level, and what warms the servers up: no prompt comes twice."""
     size, count = len(test.lengths), turns * len(test.levels)
-    found = _fresh(test.asks, test.lengths * count, seen)
-    if len(found) < size * count:
-        raise ConfigError(f"{turns} turns of {size} requests (levels: {len(test.levels)}) need {size * count} prompts "
-                          f"that come once, and the dataset has {len(found)}: give a larger one, or lower --turns or "
-                          "--requests.")
-    warm = _fresh(test.asks, [(None, None)] * test.warmup, seen)
-    if missing := test.warmup - len(warm):
-        say(f"serve: there are no {test.warmup} further prompts to warm up with: {missing} come again later, which "
-            "caches notice")
-        warm += islice(cycle(reversed(found)), missing)
-    return [found[place:place + size] for place in range(0, size * count, size)], warm
+    needed = size * count
+    found = _fresh(test.asks, [*test.lengths * count, *[(None, None)] * test.warmup])
+    if len(found) < needed + test.warmup:
+        further, way_out = (f" and {test.warmup} to warm up with", ", or say --warmup 0") if test.warmup else ("", "")
+        raise ConfigError(f"{turns} turns of {size} requests (levels: {len(test.levels)}) need {needed} prompts that "
+                          f"come once{further}, and the dataset has {len(found)}: give a larger one, lower --turns or "
+                          f"--requests{way_out}.")
+    return [found[place:place + size] for place in range(0, needed, size)], found[needed:]
 
 
-def _fresh(asks: Asks, lengths: Sequence[tuple[int | None, int | None]], seen: set[str]) -> list[Ask]:
-    """One for each of the lengths, none of them among the seen; fewer where there are no more. They are seen then."""
+def _fresh(asks: Asks, lengths: Sequence[tuple[int | None, int | None]]) -> list[Ask]:
+    """One for each of the lengths, no two the same; fewer where there are no more."""
+    seen: set[str] = set()
     found = []
     for one in lengths:
         drawn = (asks.next(*one) for _ in range(asks.size or TRIES))
