@@ -136,6 +136,19 @@ def test_texts_that_differ_are_counted(tmp_path: Path, capsys: pytest.CaptureFix
     assert "8 of 12 texts equal" in out.out and f"first difference (closed_3, turn {first['turn']}" in out.out
 
 
+def test_calls_of_tools_are_compared(tmp_path: Path) -> None:
+    data, target = tmp_path / "data.jsonl", tmp_path / "out.json"
+    data.write_text("".join(json.dumps({"messages": [{"role": "user", "content": f"q{place}"}]}) + "\n"
+                            for place in range(4)))
+    with Two(calls=True, word=lambda body: "v" if body["messages"][0]["content"] == "q1" else "w") as two:
+        two.a.calls = True
+        assert two.bench("--turns", "2", "--requests", "2", "--warmup", "0", "--dataset", str(data), "--json",
+                         str(target)) == 0
+    texts = json.loads(target.read_text())["texts"]
+    assert (texts["equal"], texts["of"]) == (3, 4) and texts["first_difference"]["prompt"] == "q1"
+    assert texts["first_difference"]["b"].startswith("v0 v1")
+
+
 def test_what_one_does_not_answer_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Two(answer=lambda place, body: 429 if place == 1 else None) as two:
         assert two.bench("--turns", "1", "--requests", "3", "--warmup", "0", "--json", str(tmp_path / "out.json")) == 0
