@@ -95,7 +95,7 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
     found: list[dict[str, Any]] = []
     done: list[Turn] = []
     for level in test.levels:
-        own = []
+        own: list[Turn] = []
         for number in range(1, turns + 1):
             plan = plan_of(level, test, slices.pop(0), targets["a"].model, luck)
             own.append(take(targets, level, test, plan, number, must_answer=not done and not own))
