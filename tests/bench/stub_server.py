@@ -12,12 +12,13 @@ from typing import Any
 
 class Stub:
     """`answer(place, body)`: what the request of that place gets: None, or a status. `word`: what its text is made of.
-    Bodies are kept."""
+    `calls`: of tools instead of text, in chats. Bodies are kept."""
 
     def __init__(self, key: str | None = None, tokens: int = 5, usage: bool = True, chunked: bool = True,
                  answer: Callable[[int, dict[str, Any]], int | None] = lambda place, body: None,
                  stall_s: float = 0.0, model: str = "stub-model",
-                 word: Callable[[dict[str, Any]], str] = lambda body: "w") -> None:
+                 word: Callable[[dict[str, Any]], str] = lambda body: "w", calls: bool = False) -> None:
+        self.calls = calls
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.at_once = self.most_at_once = 0
@@ -82,7 +83,9 @@ class Stub:
                     self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
                 for place in range(min(tokens, body["max_tokens"])):
                     text = f"{word(body)}{place} "
-                    piece = {"delta": {"content": text}} if "messages" in body else {"text": text}
+                    delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if stub.calls \
+                        else {"content": text}
+                    piece = {"delta": delta} if "messages" in body else {"text": text}
                     self.event({"choices": [{"index": 0, "finish_reason": None, **piece}]})
                 self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
                 if usage and body.get("stream_options", {}).get("include_usage"):

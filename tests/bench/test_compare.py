@@ -10,6 +10,7 @@ import pytest
 
 from paceline.bench.compare import Figure, compare, figures, ratio, verdict
 from paceline.bench.report import Row
+from paceline.bench.serving.paired import Pair, paired
 from paceline.cli.main import main
 
 
@@ -67,6 +68,27 @@ def test_every_kind_of_row() -> None:
     assert list(found) == ["ngram/qa", "ngram/qa mean_accepted_tokens", "dspark chain 3 0.0 qa mean_accepted_tokens",
                            "step", "step #2"]
     assert found["step"].better == "lower" and found["ngram/qa"].better == "higher"
+
+
+def test_two_servers_beside_each_other_are_compared_by_their_ratios(tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """Both servers' own figures drift with the machine, and the interval of a ratio is of 90 %: it is not taken."""
+    def beside(*ratios: float) -> dict[str, Any]:
+        pairs = [Pair([Row("rate", "tok/s", 100 * ratio), Row("failed", "requests", 0)],
+                      [Row("rate", "tok/s", 100), Row("failed", "requests", 0)], place % 2 == 0)
+                 for place, ratio in enumerate(ratios)]
+        return document() | {"measured": "two servers", "rows": paired(pairs, 0)}
+
+    row, = compare([beside(*[1.2] * 6)], [beside(*[1.5] * 6)])["rows"]
+    assert (row["case"], row["a"], row["b"]) == ("rate ratio", pytest.approx(1.2), pytest.approx(1.5))
+    assert row["ratio"] == pytest.approx(1.25) and row["verdict"] == "noise unknown"
+    row, = compare([beside(1.2, 1.2), beside(1.21, 1.21)], [beside(1.5, 1.5), beside(1.51, 1.51)])["rows"]
+    assert row["verdict"] == "better"
+    pair, single = tmp_path / "pair", tmp_path / "single"
+    pair.write_text(json.dumps(beside(1.2)))
+    single.write_text(json.dumps(document(Row("rate", "tok/s", 1.0))))
+    assert main(["bench", "compare", str(pair), str(single)]) == 2
+    assert "no figure in common: compare two runs of the same benchmark" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,23 @@ def test_choices_and_thoughts_are_told_apart() -> None:
         assert (found["text"], found["thoughts"], len(found["times"])) == ("abcd", "hm ", 5)
 
 
+def test_calls_of_tools_are_part_of_what_is_written() -> None:
+    """Names and arguments, in the order of the calls, however their pieces come; no ids, which are by chance."""
+    def call(place: int, **function: str) -> dict[str, Any]:
+        return {"index": place, "id": f"call_{random.random()}", "function": function}
+
+    pieces = [[call(0, name="find", arguments="")], [call(1, name="open", arguments='{"b"')],
+              [call(0, arguments='{"a": '), call(1, arguments=": 2}")], [call(0, arguments="1}")]]
+    whole = [[{"function": {"name": "find", "arguments": '{"a": 1}'}},
+              {"function": {"name": "open", "arguments": '{"b": 2}'}}]]
+    for calls in (pieces, whole):
+        events = b"".join(b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": some}}]}).encode()
+                          + b"\n\n" for some in calls)
+        found = read(exchange((11.0, HEAD + chunk(events + b"data: [DONE]\n\n") + b"0\r\n\r\n")))
+        assert (found["text"], found["calls"], found["error"]) == ("", 'find{"a": 1}open{"b": 2}', None)
+        assert len(found["times"]) == len(calls)
+
+
 @pytest.mark.parametrize(("raw", "said"), [
     (HEAD + chunk(b'data: {"error": {"message": "too full"}}\n\n'), "too full"),
     (HEAD + chunk(b'data: {"choices": [{"text": "a"}]}\n\n'), "the stream ended early"),

@@ -39,7 +39,8 @@ def serve(
     beside: Annotated[str | None, typer.Option(metavar="URL", help="A second server of the same model: both get the "
                                                "same requests in turn.")] = None,
     turns: Annotated[int | None, typer.Option(min=1, help="With --beside: how often each level runs on both, each time "
-                                              "with --requests prompts that come once. Default: 5.")] = None,
+                                              "with --requests prompts that come once. Who is first changes, so an "
+                                              "even number is better. Default: 6.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
     pull: Pull = False,

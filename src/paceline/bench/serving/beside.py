@@ -1,7 +1,7 @@
 """Two servers beside each other: they take turns at the same requests, so that a machine's drift is both's.
 
 Every turn has prompts of its own, which each server gets once, with the same parameters at the same times; who comes
-first changes from turn to turn.
+first changes from turn to turn, so an even number of turns has both orders equally often.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import Any
 
 from paceline.bench.report import Row, document, say
 from paceline.bench.serving.arrivals import Level
 from paceline.bench.serving.datasets import Ask, Asks
-from paceline.bench.serving.figures import Run, rows
+from paceline.bench.serving.figures import Run, of_tokens, rows
 from paceline.bench.serving.load_test import LoadTest, once, plan_of, tell, warm_up
 from paceline.bench.serving.paired import Pair, paired
 from paceline.bench.serving.target import Target
 from paceline.errors import ConfigError, PacelineError
 
 SIDES = ("a", "b")
-TURNS = 5
+TURNS = 6
 TRIES = 100
 """At a made-up prompt that has not come yet."""
 SHOWN, SHOWN_AFTER = 80, 40
@@ -47,7 +46,12 @@ class Turn:
 
     @property
     def pair(self) -> Pair:
-        return self.figures["a"], self.figures["b"]
+        return Pair(self.figures["a"], self.figures["b"], self.order[0] == "a", self.answered)
+
+    @property
+    def answered(self) -> bool:
+        """Whether both have answered something."""
+        return all(run.answered for run in self.runs.values())
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -72,9 +76,7 @@ class Turn:
 def pair_of(url: str, beside: str, api_key: str | None, model: str | None) -> dict[str, Target]:
     """Both servers, which are there, are two, and serve the same."""
     targets = {"a": Target.parse(url, api_key), "b": Target.parse(beside, api_key, "--beside")}
-    first, second = ((one["host"], one["port"], one["path"]) for one in (
-        target.address("") for target in targets.values()))
-    if first == second:
+    if targets["a"].place == targets["b"].place:
         raise ConfigError(f"--url and --beside are the same server, {targets['a'].base}: give two addresses.")
     found = {side: target.served(model) for side, target in targets.items()}
     if found["a"].model != found["b"].model:
@@ -93,10 +95,15 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
     found: list[dict[str, Any]] = []
     done: list[Turn] = []
     for level in test.levels:
-        own = []
+        own: list[Turn] = []
         for number in range(1, turns + 1):
             plan = plan_of(level, test, slices.pop(0), targets["a"].model, luck)
-            own.append(take(targets, level, test, plan, number))
+            own.append(take(targets, level, test, plan, number, must_answer=not done and not own))
+        if not any(turn.answered for turn in own):
+            said = dict.fromkeys(f"{targets[side].base}: {_faults(one)}" for turn in own
+                                 for side, one in turn.runs.items() if not one.answered)
+            raise PacelineError(f"In no turn of {level.name} have both servers answered ({'; '.join(said)}): see "
+                                "whether they are well, or offer them less.")
         found += paired([turn.pair for turn in own], test.seed)
         done += own
     return document([], **settings, turns=turns, server_model=targets["a"].model) | {
@@ -105,25 +112,21 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
 
 
 def cut(test: LoadTest, turns: int) -> tuple[list[list[Ask]], list[Ask]]:
-    """A slice for each turn of each level, and what warms the servers up: no prompt comes twice, as far as there are
-    enough for that."""
-    seen: set[str] = set()
+    """A slice for each turn of each level, and what warms the servers up: no prompt comes twice."""
     size, count = len(test.lengths), turns * len(test.levels)
-    found = _fresh(test.asks, test.lengths * count, seen)
-    if len(found) < size * count:
-        raise ConfigError(f"{turns} turns of {size} requests (levels: {len(test.levels)}) need {size * count} prompts "
-                          f"that come once, and the dataset has {len(found)}: give a larger one, or lower --turns or "
-                          "--requests.")
-    warm = _fresh(test.asks, [(None, None)] * test.warmup, seen)
-    if missing := test.warmup - len(warm):
-        say(f"serve: there are no {test.warmup} further prompts to warm up with: {missing} come again later, which "
-            "caches notice")
-        warm += islice(cycle(reversed(found)), missing)
-    return [found[place:place + size] for place in range(0, size * count, size)], warm
+    needed = size * count
+    found = _fresh(test.asks, [*test.lengths * count, *[(None, None)] * test.warmup])
+    if len(found) < needed + test.warmup:
+        further, way_out = (f" and {test.warmup} to warm up with", ", or say --warmup 0") if test.warmup else ("", "")
+        raise ConfigError(f"{turns} turns of {size} requests (levels: {len(test.levels)}) need {needed} prompts that "
+                          f"come once{further}, and the dataset has {len(found)}: give a larger one, lower --turns or "
+                          f"--requests{way_out}.")
+    return [found[place:place + size] for place in range(0, needed, size)], found[needed:]
 
 
-def _fresh(asks: Asks, lengths: Sequence[tuple[int | None, int | None]], seen: set[str]) -> list[Ask]:
-    """One for each of the lengths, none of them among the seen; fewer where there are no more. They are seen then."""
+def _fresh(asks: Asks, lengths: Sequence[tuple[int | None, int | None]]) -> list[Ask]:
+    """One for each of the lengths, no two the same; fewer where there are no more."""
+    seen: set[str] = set()
     found = []
     for one in lengths:
         drawn = (asks.next(*one) for _ in range(asks.size or TRIES))
@@ -139,23 +142,28 @@ def _content(ask: Ask) -> str:
     return json.dumps(ask.content, sort_keys=True)
 
 
-def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int) -> Turn:
-    """The same plan to both, one after the other."""
+def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int,
+         must_answer: bool) -> Turn:
+    """The same plan to both, one after the other. Where they must answer, whoever answers nothing ends it all."""
     turn = Turn(level, number, SIDES if number % 2 else SIDES[::-1], plan["bodies"], {}, {})
     for side in turn.order:
         title, target = f"{turn.title}, {side.upper()}", targets[side]
         seen = turn.runs[side] = once(target, test, plan, title)
-        if all(text is None for text in seen.texts):
-            said = "; ".join(f"{kind}: {text}" for kind, text in seen.messages.items())
-            raise PacelineError(f"{target.base} answered no request of turn {number} ({said}): see whether it is "
-                                "well, or offer it less.")
-        turn.figures[side] = rows(level, [seen], test.slo, test.percentiles, test.seed)
-        tell(title, level, turn.figures[side])
-    rate = {side: next(row.paceline for row in figures if row.case == f"{level.name}_output_rate")
-            for side, figures in turn.figures.items()}
-    ratio = f"{rate['a'] / rate['b']:.3f}x" if rate["b"] else "-"
+        if must_answer and not seen.answered:
+            raise PacelineError(f"{target.base} answered no request of turn {number} ({_faults(seen)}): see whether it "
+                                "is well, or offer it less.")
+        found = rows(level, [seen], test.slo, test.percentiles, test.seed)
+        tell(title, level, found)
+        turn.figures[side] = [row for row in found if not (
+            seen.uncounted and of_tokens(row.case.removeprefix(f"{level.name}_"), test.slo))]
+    ratio = next((f"{row['ratio']['value']:.3f}x" for row in paired([turn.pair], test.seed)
+                  if row["case"] == f"{level.name}_output_rate" and row["ratio"]), "-")
     say(f"serve: {turn.title}: A / B {ratio} tok/s, {turn.equal} of {len(turn.texts)} texts equal")
     return turn
+
+
+def _faults(seen: Run) -> str:
+    return "; ".join(f"{kind}: {text}" for kind, text in seen.messages.items())
 
 
 def compared(turns: Sequence[Turn]) -> dict[str, Any]:
@@ -170,6 +178,7 @@ def described(turn: Turn) -> dict[str, Any]:
     return {"level": turn.level.name, "turn": turn.number, "order": list(turn.order), "requests": len(turn.bodies),
             "texts_equal": turn.equal, "texts": len(turn.texts),
             "elapsed_s": {side: run.elapsed_s for side, run in turn.runs.items()},
+            "uncounted": {side: run.uncounted for side, run in turn.runs.items()},
             "faults": {side: run.messages for side, run in turn.runs.items() if run.messages}}
 
 

@@ -30,19 +30,22 @@ def _ratio(found: dict[str, Any] | None) -> list[str]:
         return ["-", "-", "-"]
     ends = (None if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
             for bounds in (found["range"], found["interval"]))
-    return [f"{found['median']:.3f}", *(end or "-" for end in ends)]
+    return [f"{found['value']:.3f}", *(end or "-" for end in ends)]
 
 
 def notes(result: dict[str, Any]) -> list[str]:
     """Who they are, what the columns mean, what they have written, and what failed."""
     texts, servers = result["texts"], result["servers"]
     found = [f"A: {servers['a']}, B: {servers['b']}. Medians over {result['settings']['turns']} turns, with their "
-             "range; A / B is the median of the turns' ratios, 90 %: its interval by resampling turns (of five at "
-             "least).", f"{texts['equal']} of {texts['of']} texts equal"
+             "range; A / B is the middle of the turns' ratios, both orders weighing the same, 90 %: its interval by "
+             "resampling turns (three of each order at least).", f"{texts['equal']} of {texts['of']} texts equal"
              + (f", {texts['unanswered']} not answered by both" if texts["unanswered"] else "")]
     if first := texts["first_difference"]:
         found.append(f"first difference ({first['level']}, turn {first['turn']}, from character {first['at']}) after "
                      f"{first['prompt']!r}: A {first['a']!r}, B {first['b']!r}")
+    uncounted = {side: sum(turn["uncounted"][side] for turn in result["turns"]) for side in servers}
+    found += [f"{side.upper()}: {count} answers without a count of their tokens (no usage in the stream): the figures "
+              "of tokens of their turns are left out" for side, count in uncounted.items() if count]
     return found + [f"{turn['level']}, turn {turn['turn']}, {side.upper()}: {kind}: {message}"
                     for turn in result["turns"] for side, faults in turn["faults"].items()
                     for kind, message in faults.items()]
@@ -74,4 +77,6 @@ def _over_turns(result: dict[str, Any], level: str) -> list[str]:
         if case.startswith(f"{level}_{name}_p")}
     charts = [chart(title, "turn", by_case[case]["unit"], [line(side.upper(), case, side) for side in ("a", "b")])
               for case, title in shown.items() if case in by_case]
-    return [chart("Output, A / B", "turn", "ratio", [line("A / B", f"{level}_output_rate", "ratio")]), *charts]
+    rate = f"{level}_output_rate"
+    return [*([chart("Output, A / B", "turn", "ratio", [line("A / B", rate, "ratio")])] if rate in by_case else []),
+            *charts]

@@ -14,8 +14,9 @@ SAID = 300
 """Characters of an error that are kept."""
 
 Piece = tuple[float, bytes]
-Written = dict[str, dict[int, str]]
-"""By kind and choice."""
+Written = dict[str, dict[tuple[int, ...], str]]
+"""By kind and choice; of calls by choice, call, and the place in CALL."""
+CALL = ("name", "arguments")
 
 
 class Exchange(asyncio.Protocol):
@@ -81,10 +82,11 @@ def encode(host: str, body: Mapping[str, Any], path: str = "/v1/completions",
 def read(made: Exchange) -> dict[str, Any]:
     """What an exchange was: its text, when its pieces came, what the server counted. `tokens`: None where it told
     none; `times`: of every event with text in it, in seconds after the request was sent. `thoughts`: what a model wrote
-    before its text, where the server tells that apart. Several choices follow one another, whoever came first."""
-    result: dict[str, Any] = {"hung_up": made.hung_up, "text": "", "thoughts": "", "finish_reason": None,
+    before its text, where the server tells that apart; `calls`: of tools, names and arguments. Several choices, and
+    calls, follow one another, whoever came first."""
+    result: dict[str, Any] = {"hung_up": made.hung_up, "text": "", "thoughts": "", "calls": "", "finish_reason": None,
                               "tokens": None, "usage": None, "error": None, "status": 0, "times": []}
-    written: Written = {"text": {}, "thoughts": {}}
+    written: Written = {"text": {}, "thoughts": {}, "calls": {}}
     raw = b"".join(data for _, data in made.pieces)
     head, _, rest = raw.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1."):
@@ -129,9 +131,14 @@ def _read_events(body: Iterable[Piece], result: dict[str, Any], written: Written
             said = {"text": piece.get("content") or piece.get("text") or "",
                     "thoughts": piece.get("reasoning_content") or piece.get("reasoning") or ""}
             index = choice.get("index") or 0
-            for kind, by in written.items():
-                by[index] = by.get(index, "") + said[kind]
-            text = text or any(said.values()) or bool(piece.get("tool_calls"))
+            for kind, words in said.items():
+                _add(written[kind], (index,), words)
+            calls = piece.get("tool_calls") or ()
+            for place, call in enumerate(calls):
+                at, function = call.get("index"), call.get("function") or {}
+                for part, field in enumerate(CALL):
+                    _add(written["calls"], (index, place if at is None else at, part), str(function.get(field) or ""))
+            text = text or any(said.values()) or bool(calls)
             result["finish_reason"] = choice.get("finish_reason") or result["finish_reason"]
         if text:
             result["times"].append(when - started)
@@ -140,6 +147,10 @@ def _read_events(body: Iterable[Piece], result: dict[str, Any], written: Written
             result["tokens"] = event["usage"].get("completion_tokens")
         elif "paceline" in event and result["tokens"] is None:
             result["tokens"] = event["paceline"]["metrics"]["output_tokens"]
+
+
+def _add(by: dict[tuple[int, ...], str], key: tuple[int, ...], words: str) -> None:
+    by[key] = by.get(key, "") + words
 
 
 def _field(head: bytes, name: bytes) -> bytes:

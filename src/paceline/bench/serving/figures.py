@@ -17,6 +17,8 @@ from paceline.errors import ConfigError
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 LIMITS = ("ttft", "tpot", "e2e")
 """What an SLO may bound, of each request."""
+OF_TOKENS = ("output_rate", "total_rate", "tpot", "output_tokens_mean", "prompt_tokens_mean", "cache_hits")
+"""How figures begin that a server's own count of tokens decides."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Sample:
     cached_tokens: int | None
     fault: str | None
     late: float
+    counted: bool
+    """Whether `tokens` are the server's count."""
 
     @staticmethod
     def of(seen: dict[str, Any]) -> Sample:
@@ -44,7 +48,8 @@ class Sample:
         tpot = (times[-1] - times[0]) / (tokens - 1) if not fault and times and tokens > 1 else None
         return Sample(seen["start_s"], ttft, tpot, seen["e2e_s"],
                       () if fault else tuple(later - sooner for sooner, later in pairwise(times)),
-                      0 if fault else tokens, seen["prompt_tokens"], seen["cached_tokens"], fault, seen["late_s"])
+                      0 if fault else tokens, seen["prompt_tokens"], seen["cached_tokens"], fault, seen["late_s"],
+                      seen["tokens"] is not None)
 
     def latencies(self, name: str) -> list[float]:
         if self.fault is not None:
@@ -74,6 +79,15 @@ class Run:
     """By the server, in this time; None where it does not tell."""
     texts: list[str | None]
     """Of the answers, in the order in which they were asked for; None: there is no whole answer."""
+
+    @property
+    def answered(self) -> bool:
+        return any(text is not None for text in self.texts)
+
+    @property
+    def uncounted(self) -> int:
+        """Answers whose tokens the server has not counted: events stand for them, of which drafts make fewer."""
+        return sum(one.fault is None and not one.counted for one in self.samples)
 
     @staticmethod
     def of(result: dict[str, Any], counted: dict[str, float] | None) -> Run:
@@ -162,6 +176,10 @@ def rows(level: Level, runs: Sequence[Run], slo: dict[str, float], percentiles: 
     add("client_cpu", "cores", sum(run.cpu_s for run in runs) / elapsed, better=False,
         note="what the load generator used")
     return [replace(row, case=f"{level.name}_{row.case}") for row in found]
+
+
+def of_tokens(name: str, slo: dict[str, float]) -> bool:
+    return name.startswith(OF_TOKENS) or (name in ("goodput", "slo_share") and "tpot" in slo)
 
 
 def _spans(level: Level, run: Run) -> list[float]:

@@ -36,7 +36,7 @@ class Answer:
 
     def read(self) -> dict[str, Any]:
         return {"status": self._status, "error": self._error, "times": self._times, "usage": self._usage,
-                "text": self._text, "thoughts": "",
+                "text": self._text, "thoughts": "", "calls": "",
                 "tokens": None if self._usage is None else self._usage["completion_tokens"]}
 
     async def _run(self, llm: AsyncLLM, body: dict[str, Any]) -> None:

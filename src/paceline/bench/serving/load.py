@@ -115,7 +115,8 @@ def tell(attempt: Attempt, started: float) -> dict[str, Any]:
     it had a connection."""
     sent = attempt.sent
     seen = sent.read() if sent is not None else {
-        "status": 0, "error": None, "times": [], "tokens": None, "usage": None, "text": "", "thoughts": ""}
+        "status": 0, "error": None, "times": [], "tokens": None, "usage": None, "text": "", "thoughts": "",
+        "calls": ""}
     connect = sent.started - attempt.begun if sent is not None else None
     usage = seen["usage"] or {}
     fault = kind_of(attempt, seen)
@@ -123,7 +124,7 @@ def tell(attempt: Attempt, started: float) -> dict[str, Any]:
             "e2e_s": attempt.ended - attempt.begun, "status": seen["status"], "fault": fault,
             "message": fault and (attempt.problem or seen["error"] or fault),
             "times": [time + (connect or 0.0) for time in seen["times"]], "tokens": seen["tokens"],
-            "text": seen["thoughts"] + seen["text"],
+            "text": seen["thoughts"] + seen["text"] + seen["calls"],
             "prompt_tokens": usage.get("prompt_tokens"),
             "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens")}
 

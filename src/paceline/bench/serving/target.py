@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from paceline.bench.serving.own_server import scrape
 from paceline.errors import ConfigError, PacelineError
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ASK_S = 30.0
 """Seconds to wait for what is no completion."""
 COUNTERS = {
@@ -55,6 +56,12 @@ class Target:
         tls = parts.scheme == "https"
         return {"host": parts.hostname, "port": parts.port or (443 if tls else 80), "tls": tls,
                 "authority": parts.netloc.rpartition("@")[2], "headers": self.headers, "path": parts.path + endpoint}
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """The same for two ways to write the address of one server."""
+        found = self.address("")
+        return LOOPBACK[0] if found["host"] in LOOPBACK else found["host"], found["port"], found["path"]
 
     def drive(self, endpoint: str, plan: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Have the load generator do it, in a process of its own; what it saw."""
