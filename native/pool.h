@@ -1,7 +1,9 @@
-// A persistent team of threads: workers spin for a moment after each job, then park.
+// A persistent team of threads: workers spin for a moment after each job, then sleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -19,6 +21,65 @@ inline void relax() {
 #endif
 }
 
+// A number that threads wait for to change. They spin first, for what they wait for comes within microseconds while
+// every thread has a core of its own. Then they sleep, for where others compute too it may be just their core that is
+// missing: who has slept is let in again at once, where who has spun or yielded stands behind everybody else. How long
+// they spin is learnt: half as long after it was in vain, a little longer after it was not.
+class Signal {
+  public:
+    // Spin for so long at most.
+    explicit Signal(std::chrono::nanoseconds most) : step_(most.count() / kSteps), patience_(most.count()) {}
+
+    uint32_t now() const { return value_.load(std::memory_order_acquire); }
+
+    void raise() {
+        value_.fetch_add(1, std::memory_order_seq_cst);
+        if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+        { std::lock_guard<std::mutex> lock(mutex_); }  // nobody is between looking at the number and going to sleep
+        wake_.notify_all();
+    }
+
+    // What it is once it is no longer `seen`.
+    uint32_t wait(uint32_t seen) {
+        const int64_t patience = patience_.load(std::memory_order_relaxed);
+        if (spin(seen, std::chrono::nanoseconds(patience))) {
+            patience_.store(std::min(patience + step_, kSteps * step_), std::memory_order_relaxed);
+            return now();
+        }
+        patience_.store(std::max(patience / 2, step_), std::memory_order_relaxed);
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
+        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        return now();
+    }
+
+  private:
+    // By the clock, for a `pause` takes from one to over a hundred cycles, by processor.
+    bool spin(uint32_t seen, std::chrono::nanoseconds patience) const {
+        using clock = std::chrono::steady_clock;
+        for (const auto until = clock::now() + patience;;) {
+            for (int i = 0; i < kLooks; i++, relax()) {
+                if (now() != seen) return true;
+            }
+            if (clock::now() >= until) return false;
+        }
+    }
+
+    static constexpr int kLooks = 64;  // between two looks at the clock
+    static constexpr int64_t kSteps = 32;
+    const int64_t step_;
+    std::atomic<int64_t> patience_;
+    alignas(64) std::atomic<uint32_t> value_{0};
+    std::atomic<int> sleepers_{0};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+};
+
+constexpr std::chrono::microseconds kLate{400};  // more than what the others of a team may be late by when each has a core
+// Longer than what the host does between two steps, short enough not to heat a laptop.
+constexpr std::chrono::microseconds kBetweenJobs{3000};
+
 // What a job sees of its team. All threads of a job must reach the same barriers.
 class Team {
   public:
@@ -27,16 +88,13 @@ class Team {
 
     void barrier() {
         if (size_ == 1) return;
-        const uint32_t round = round_.load(std::memory_order_relaxed);
+        const uint32_t round = round_.now();
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
+            round_.raise();
             return;
         }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
-            // With fewer cores than threads the one we wait for may need ours.
-            if (spins < kSpins) relax(); else std::this_thread::yield();
-        }
+        round_.wait(round);
     }
 
     // This thread's share [begin, end) of `count` items, contiguous and fixed by the thread's number alone.
@@ -46,10 +104,9 @@ class Team {
     }
 
   private:
-    static constexpr int kSpins = 20000;
     const int size_;
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> round_{0};
+    Signal round_{kLate};
 };
 
 class Pool {
@@ -71,9 +128,11 @@ class Pool {
         std::lock_guard<std::mutex> lock(jobs_);
         call_ = [](void* data, int id) { (*static_cast<Job*>(data))(id); };
         data_ = &job;
-        start();
+        pending_.store(team_.size() - 1, std::memory_order_relaxed);
+        const uint32_t before = done_.now();
+        begun_.raise();
         job(0);
-        wait();
+        done_.wait(before);
     }
 
     Team& team() { return team_; }
@@ -83,8 +142,6 @@ class Pool {
     static std::shared_ptr<Pool> shared(int threads);
 
   private:
-    void start();
-    void wait();
     void work(int id);
 
     std::mutex jobs_;
@@ -92,12 +149,9 @@ class Pool {
     Team team_;
     void (*call_)(void*, int) = nullptr;
     void* data_ = nullptr;
-    alignas(64) std::atomic<uint64_t> generation_{0};
     alignas(64) std::atomic<int> pending_{0};
-    std::atomic<int> parked_{0};
     std::atomic<bool> stop_{false};
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    Signal begun_{kBetweenJobs}, done_{kLate};
     std::vector<std::thread> workers_;
 };
 
