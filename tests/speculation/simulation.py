@@ -126,7 +126,7 @@ class Simulation:
                 self.control.release(one)
                 ended.append(one)
         self.control.cost.observe(load, seconds)
-        self.control.stepped(load, len(decoding), tokens, drafting)
+        self.control.stepped(load, len(decoding), tokens, drafting, seconds + drafting)
         return ended
 
     def _draft(self, decoding: list[Asked]) -> float:

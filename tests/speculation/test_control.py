@@ -15,12 +15,13 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.acceptance import WORTH_WEIGHT, Places, Trust, outcomes, survival, verdicts
-from paceline.speculation.control import PLAIN_EVERY, AdaptiveController
+from paceline.speculation.control import AdaptiveController
 from paceline.speculation.controller import Ahead, Ask, Offer
 from paceline.speculation.costs import STALE_AFTER, CostCurve
 from paceline.speculation.drafter import Budget, Needs, Observation
 from paceline.speculation.exploration import KNOWN
 from paceline.speculation.history import LONGEST_PAUSE, SHORTEST_PAUSE
+from paceline.speculation.proof import PLAIN_EVERY
 from paceline.speculation.spec import Speculation, parse
 from paceline.speculation.step_cost import Load, step_prior
 from paceline.speculation.tree import DraftTree

@@ -15,6 +15,7 @@ from paceline.speculation.exploration import KNOWN, Allowance, tellers
 from paceline.speculation.forecast import worthwhile
 from paceline.speculation.history import Histories, History, Pause, Traits
 from paceline.speculation.joint import Block, best_choice, blocks
+from paceline.speculation.proof import Proof
 from paceline.speculation.spec import Speculation
 from paceline.speculation.step_cost import Load, StepCost
 from paceline.speculation.tree import DraftTree
@@ -43,9 +44,6 @@ SPAN = 4
 NEGLIGIBLE = 1e-3
 ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
-PLAIN_EVERY = 64
-"""Steps of which one goes without drafts, in each company: what all drafts are weighed against would else never be
-measured again where there is always something to draft."""
 REST = 8
 """Steps at most, half as many as there are sequences, for which a company is not weighed again once nobody in it was to
 be drafted for: weighing a crowd takes as long as a drafter would."""
@@ -111,8 +109,9 @@ class AdaptiveController:
         """By drafter, since the last budgets: sequences that were asked about, and seconds."""
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
-        self._drafted: dict[int, int] = {}
-        """By company: steps with drafts since the last one without."""
+        self._proof = Proof()
+        self._forced = False
+        """Somebody is drafted for whatever it costs."""
         self._rest = ((0, 0), 0)
         """How many ran and asked, and the steps for which nobody of such a company is weighed."""
 
@@ -133,11 +132,12 @@ class AdaptiveController:
         if ahead.pressed:
             return [None] * len(asks)
         states = [self._states[ask.sequence] for ask in asks]
+        self._forced = not all(state.wish.adaptive for state in states)
         found: list[Budget | None] = [None if state.wish.adaptive else Budget(state.wish.k, state.wish.nodes)
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open or self._goes_without(ahead.running) or self._rests((ahead.running, len(open))):
+        if not open or self._goes_without(asks, ahead.running) or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -152,13 +152,9 @@ class AdaptiveController:
             self._rest = ((ahead.running, len(open)), min(REST, ahead.running // 2))
         return found
 
-    def _goes_without(self, running: int) -> bool:
-        """Whether it is time for a step without drafts. (Who always drafts does so then, too.)"""
-        company = running.bit_length()
-        due = self._drafted.get(company, 0) >= PLAIN_EVERY
-        if due:
-            self._drafted[company] = 0
-        return due
+    def _goes_without(self, asks: Sequence[Ask], running: int) -> bool:
+        """Whether this is a step without drafts; not where somebody is behind, for whom drafts may lose others time."""
+        return self._proof.goes_without(running) and not any(ask.behind for ask in asks)
 
     def _rests(self, company: tuple[int, int]) -> bool:
         rested, left = self._rest
@@ -382,16 +378,18 @@ class AdaptiveController:
         elif sent is not None:
             state.history.learn_nodes(sent, observation.accepted)
 
-    def stepped(self, load: Load, running: int, tokens: int, drafting: float) -> None:
+    def stepped(self, load: Load, running: int, tokens: int, drafting: float, seconds: float = 0.0) -> None:
         if not self.cost.measured or not running:
             return
         taken = self.cost(load.rows, load.context) + drafting
         self.allowance.earn(taken, running)
-        company = running.bit_length()
-        self._drafted[company] = self._drafted.get(company, 0) + 1 if load.rows > running else 0
-        plain, spent = self._speeds.get(company, (0.0, 0.0))
+        plain, spent = self._speeds.get(running.bit_length(), (0.0, 0.0))
         alone = self.plain_cost(running, load.context * running / load.rows)  # without the rows of drafts
-        self._speeds[company] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)
+        self._speeds[running.bit_length()] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)
+        prompts = self.cost.prompt_seconds(load.prompt_rows, load.prompt_context)
+        told = not self._forced and seconds > 2.0 * prompts and tokens * alone > 0.0
+        self._proof.observe(running, load.rows > running or drafting > CHEAP * taken,
+                            (seconds - prompts) / (tokens * alone) if told else None)
 
     def plain_cost(self, running: int, context: float = 0.0) -> float:
         return self.cost(running, context) / running if self.cost.measured else 0.0

@@ -68,9 +68,10 @@ class Controller(Protocol):
     def learn(self, sequence: Hashable, observation: Observation) -> None:
         """What came of it, or came without it."""
 
-    def stepped(self, load: Load, running: int, tokens: int, drafting: float) -> None:
+    def stepped(self, load: Load, running: int, tokens: int, drafting: float, seconds: float = 0.0) -> None:
         """A step of so many sequences gave those of them that decode so many tokens, after so many seconds of
-        drafting. (What it took, the step cost has been told.)"""
+        drafting. (What it took, the step cost has been told.) `seconds`: of all of it by the clock, drafting and what
+        the host did included; 0: nobody looked."""
 
     def plain_cost(self, running: int, context: float = 0.0) -> float:
         """Seconds of one token of plain decoding among so many sequences, with so many tokens before them in all; 0

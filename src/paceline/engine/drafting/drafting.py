@@ -256,7 +256,7 @@ class Drafting(Guard[Sequence]):
             return
         load = load_of(step)
         decoding = [decision for group, decision in zip(step.groups, decisions) if decodes(group)]
-        self.controller.stepped(load, len(decoding), sum(len(one.tokens) for one in decoding), times.draft)
+        self.controller.stepped(load, len(decoding), sum(len(one.tokens) for one in decoding), times.draft, sum(times))
         if load.prompt_rows:
             return
         rows, running = load.rows, len(step.groups)
