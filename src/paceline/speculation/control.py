@@ -44,6 +44,8 @@ SPAN = 4
 NEGLIGIBLE = 1e-3
 ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
+MANY_TIMES = 10.0
+"""What prompts should take that a step must take for it to tell of drafts: that is not known as exactly."""
 REST = 8
 """Steps at most, half as many as there are sequences, for which a company is not weighed again once nobody in it was to
 be drafted for: weighing a crowd takes as long as a drafter would."""
@@ -110,8 +112,8 @@ class AdaptiveController:
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
         self._proof = Proof()
-        self._forced = False
-        """Somebody is drafted for whatever it costs."""
+        self._forced = self._drafts = False
+        """Somebody is drafted for whatever it costs; somebody because it should pay."""
         self._rest = ((0, 0), 0)
         """How many ran and asked, and the steps for which nobody of such a company is weighed."""
 
@@ -129,6 +131,7 @@ class AdaptiveController:
         for traits, (sequences, seconds) in self._asked.items():
             traits.rounds.observe(sequences, seconds)
         self._asked.clear()
+        self._drafts = False
         if ahead.pressed:
             return [None] * len(asks)
         states = [self._states[ask.sequence] for ask in asks]
@@ -137,7 +140,9 @@ class AdaptiveController:
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open or self._goes_without(asks, ahead.running) or self._rests((ahead.running, len(open))):
+        if open and self._proof.goes_without(ahead.running):  # but for who is behind: drafts may cost others time
+            open = [place for place in open if asks[place].behind]
+        if not open or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -148,13 +153,10 @@ class AdaptiveController:
         for place, size in zip(sized, self._sizes(sized, states, asks, ahead)):
             if size:
                 found[place] = self._sized(states[place], size, price, pace)
+        self._drafts = any(found[place] for place in open)
         if not any(found):
             self._rest = ((ahead.running, len(open)), min(REST, ahead.running // 2))
         return found
-
-    def _goes_without(self, asks: Sequence[Ask], running: int) -> bool:
-        """Whether this is a step without drafts; not where somebody is behind, for whom drafts may lose others time."""
-        return self._proof.goes_without(running) and not any(ask.behind for ask in asks)
 
     def _rests(self, company: tuple[int, int]) -> bool:
         rested, left = self._rest
@@ -387,9 +389,9 @@ class AdaptiveController:
         alone = self.plain_cost(running, load.context * running / load.rows)  # without the rows of drafts
         self._speeds[running.bit_length()] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)
         prompts = self.cost.prompt_seconds(load.prompt_rows, load.prompt_context)
-        told = not self._forced and seconds > 2.0 * prompts and tokens * alone > 0.0
-        self._proof.observe(running, load.rows > running or drafting > CHEAP * taken,
-                            (seconds - prompts) / (tokens * alone) if told else None)
+        others = self._forced or (load.rows > running and not self._drafts)  # a grammar's, a recording's
+        told = not others and seconds > MANY_TIMES * prompts and tokens * alone > 0.0
+        self._proof.observe(running, self._drafts, (seconds - prompts) / (tokens * alone) if told else None)
 
     def plain_cost(self, running: int, context: float = 0.0) -> float:
         return self.cost(running, context) / running if self.cost.measured else 0.0

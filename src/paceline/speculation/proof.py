@@ -16,8 +16,10 @@ LEAST_PLAIN, PLAIN_AT_ONCE = 2, 4
 lose."""
 LOST = 6.0
 """Plain steps' worth of time that drafts may lose, beyond what they won since, until they are left alone."""
-PAUSE, LONGEST = 256, 8192
-"""Steps without drafts then; twice as many each time, up to that."""
+FORGIVEN = 0.015
+"""Plain steps' worth of time that a step may lose: tries of what should not pay are allowed as much."""
+PAUSE, LONGEST = 256, 1024
+"""Steps without drafts then; twice as many each time, up to that: other texts and methods suffer from it too."""
 PROVEN = 128
 """Steps in a row with drafts after which the next pause is a short one again."""
 ODD = 3.0
@@ -77,6 +79,7 @@ class Proof:
         if share is None:
             return
         share = min(share, ODD)
+        company.lost = max(0.0, company.lost - FORGIVEN)
         if not drafts:
             company.undrafted += 1
             company.plain += (share - company.plain) / min(PLAIN_MEMORY, company.undrafted)
@@ -88,7 +91,8 @@ class Proof:
         company.drafted += 1
         company.drafting += (share - company.drafting) / min(MEMORY, company.drafted)
         company.lost = max(0.0, company.lost + share - company.plain)
-        if company.lost > LOST and company.undrafted >= LEAST_PLAIN:
+        # Bursts of other work meet drafts, of which most steps have some: on average, too, they have to lose.
+        if company.lost > LOST and company.undrafted >= LEAST_PLAIN and company.drafting > company.plain:
             company.paused, company.pause = company.pause, min(LONGEST, 2 * company.pause)
             company.lost, company.drafted = 0.0, 0
         elif company.drafted >= PROVEN and company.drafting < company.plain:
