@@ -46,6 +46,8 @@ ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
 MANY_TIMES = 10.0
 """What prompts should take that a step must take for it to tell of drafts: that is not known as exactly."""
+SHORT = 3e-3
+"""Seconds of plain steps that tell of drafts: in shorter ones it is what the host happens to do that is measured."""
 REST = 8
 """Steps at most, half as many as there are sequences, for which a company is not weighed again once nobody in it was to
 be drafted for: weighing a crowd takes as long as a drafter would."""
@@ -390,7 +392,7 @@ class AdaptiveController:
         self._speeds[running.bit_length()] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)
         prompts = self.cost.prompt_seconds(load.prompt_rows, load.prompt_context)
         others = self._forced or (load.rows > running and not self._drafts)  # a grammar's, a recording's
-        told = not others and seconds > MANY_TIMES * prompts and tokens * alone > 0.0
+        told = not others and seconds > MANY_TIMES * prompts and tokens > 0 and running * alone >= SHORT
         self._proof.observe(running, self._drafts, (seconds - prompts) / (tokens * alone) if told else None)
 
     def plain_cost(self, running: int, context: float = 0.0) -> float:

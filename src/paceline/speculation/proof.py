@@ -14,6 +14,8 @@ MEMORY, PLAIN_MEMORY = 128.0, 16.0
 LEAST_PLAIN, PLAIN_AT_ONCE = 2, 4
 """Plain steps that have to be known before drafts are left alone, and how often there is one until then if they seem to
 lose."""
+LEAST = 32
+"""Steps with drafts that a company must have had: the first of an engine find nothing in the machine's caches."""
 LOST = 6.0
 """Plain steps' worth of time that drafts may lose, beyond what they won since, until they are left alone."""
 FORGIVEN = 0.015
@@ -35,6 +37,8 @@ class _Company:
     drafted: int = 0
     undrafted: int = 0
     """Steps of either kind that told, the first since the last pause."""
+    ever: int = 0
+    """Steps with drafts that told."""
     lost: float = 0.0
     """By drafts, in plain steps."""
     since: int = 0
@@ -88,11 +92,13 @@ class Proof:
             return
         if company.paused:
             return
+        company.ever += 1
         company.drafted += 1
         company.drafting += (share - company.drafting) / min(MEMORY, company.drafted)
         company.lost = max(0.0, company.lost + share - company.plain)
         # Bursts of other work meet drafts, of which most steps have some: on average, too, they have to lose.
-        if company.lost > LOST and company.undrafted >= LEAST_PLAIN and company.drafting > company.plain:
+        lose = company.lost > LOST and company.drafting > company.plain
+        if lose and company.ever >= LEAST and company.undrafted >= LEAST_PLAIN:
             company.paused, company.pause = company.pause, min(LONGEST, 2 * company.pause)
             company.lost, company.drafted = 0.0, 0
         elif company.drafted >= PROVEN and company.drafting < company.plain:
