@@ -200,7 +200,8 @@ def test_a_dataset_that_asks_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_ours_tells_acceptance_and_cache_hits(tmp_path: Path) -> None:
-    with ServerThread(write_model(tmp_path / "tiny"), speculation={"method": "ngram", "k": 4}) as server:
+    always = {"method": "ngram", "k": 4, "adaptive": False}
+    with ServerThread(write_model(tmp_path / "tiny"), speculation=always) as server:
         found = bench(server.url, tmp_path / "out.json", "--dataset", "shared-prefix", "--prefixes", "1",
                       "--prefix-len", "120", "--input-len", "4", "--output-len", "24", "--ignore-eos", "--requests",
                       "9", "--concurrency", "2", "--repeats", "2", "--warmup", "1")
@@ -247,8 +248,8 @@ def test_the_engine_is_asked_without_a_server(tmp_path: Path, monkeypatch: pytes
         alone.setattr("asyncio.BaseEventLoop.create_connection", None)
         found = in_process(folder, target, "--dataset", "shared-prefix", "--prefixes", "1", "--prefix-len", "120",
                            "--input-len", "4", "--output-len", "24", "--ignore-eos", "--requests", "9", "--concurrency",
-                           "2", "--repeats", "2", "--warmup", "1", "--speculation", "ngram", "--engine-options",
-                           '{"max_num_seqs": 4}')
+                           "2", "--repeats", "2", "--warmup", "1", "--speculation",
+                           '{"method": "ngram", "adaptive": false}', "--engine-options", '{"max_num_seqs": 4}')
     document = json.loads(target.read_text())
     assert document["measured"] == "engine" and document["settings"]["engine_options"] == {"max_num_seqs": 4}
     assert found["closed_2_completed"] == 18 and found["closed_2_output_tokens_mean"] == 24

@@ -23,6 +23,8 @@ from paceline.watch.watch import DriftWatch
 
 OpenPage = Callable[..., Any]
 VIEWS = ("", "#/live", "#/requests", "#/requests/{id}")
+DRAFTED = {"method": "suffix", "adaptive": False, "k": 4}
+"""Whatever drafts cost here: control asks the clock, and what that says of a tiny model is the machine's noise."""
 
 
 def ask(url: str, name: str, *, number: int = 0, length: int = 150, **more: Any) -> str:
@@ -172,8 +174,7 @@ def test_requests_are_known_by_their_prompts_and_can_be_filtered(open_page: Open
 
 
 def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: ServerThread) -> None:
-    name = ask(server.url, "opened", length=64, cache_salt="opened",
-               speculation={"method": "suffix", "adaptive": False, "k": 4})
+    name = ask(server.url, "opened", length=64, cache_salt="opened", speculation=DRAFTED)
     page = open_page(f"{server.url}/#/requests/{name}")
     page.wait_for_selector(".timeline")
     assert page.locator(".t-wait").count() >= 1
@@ -283,7 +284,7 @@ def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPag
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, server: ServerThread, view: str) -> None:
-    name = ask(server.url, "phone", speculation="suffix", length=60, trace=True)
+    name = ask(server.url, "phone", speculation=DRAFTED, length=60, trace=True)
     page = open_page(f"{server.url}/{view.format(id=name)}", viewport={"width": 360, "height": 740}, has_touch=True)
     page.wait_for_selector({"": ".composer", "#/live": "canvas[data-map]", "#/requests": "tbody"}.get(view, "svg.tree"))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -48,8 +48,8 @@ def serve(
                                              "load generator itself.")] = False,
     engine_options: Annotated[str | None, typer.Option(metavar="JSON", help="With --in-process: options of the engine, "
                                                        'such as {"max_num_seqs": 64}.')] = None,
-    speculation: Annotated[str, typer.Option(help="Of the server or engine that is started: a method's name, or "
-                                                  "none.")] = "auto",
+    speculation: Annotated[str, typer.Option(help="Of the server or engine that is started: a method's name, none, "
+                                                  "or JSON.")] = "auto",
     serve_options: Annotated[str, typer.Option(metavar="WORDS", help="Further options of `paceline serve`, in one "
                                                "text.")] = "",
     arrivals: Annotated[str | None, _load("closed (a client asks again when it is answered), poisson, constant, burst "
@@ -161,16 +161,16 @@ def serve(
         _measure(Target.parse(f"http://{host}:{port}").served("bench"), test, asked | own, json_file, html, chart)
 
 
-def _measure_here(model: str | None, speculation: str, options: dict[str, Any], test: LoadTest, asked: dict[str, Any],
-                  json_file: str | None, html: str | None, chart: str | None) -> None:
+def _measure_here(model: str | None, speculation: str, engine_options: dict[str, Any], test: LoadTest,
+                  asked: dict[str, Any], json_file: str | None, html: str | None, chart: str | None) -> None:
     from paceline.async_llm import AsyncLLM
     from paceline.bench.serving.in_process import InProcess
 
-    wish = None if speculation == "none" else speculation
+    wish = options.speculation(speculation)
     with loading_bars() as progress:
-        llm = AsyncLLM(model, progress=progress, warm_up=True, **{"speculation": wish, **options})
+        llm = AsyncLLM(model, progress=progress, warm_up=True, **{"speculation": wish, **engine_options})
     try:
-        own = {"in_process": True, "speculation": speculation, "engine_options": options}
+        own = {"in_process": True, "speculation": speculation, "engine_options": engine_options}
         _measure(InProcess(llm, "bench"), test, asked | own, json_file, html, chart)
     finally:
         llm.close()

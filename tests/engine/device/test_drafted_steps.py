@@ -101,7 +101,7 @@ def test_a_step_that_would_need_much_scratch_is_launched_kernel_by_kernel(monkey
 
 def test_other_rules_are_the_hosts() -> None:
     llm, calls = watched()
-    found = tokens_of(llm, {"method": "exit", "k": 2, "verify": "rejection"}, SEEDED)
+    found = tokens_of(llm, {"method": "exit", "k": 2, "verify": "rejection", "adaptive": False}, SEEDED)
     assert len(found) == 7 and calls["forward"] and not calls["verified"]
 
 
