@@ -23,6 +23,14 @@ from paceline.bench.serving.paired import Pair, interval, middle, paired
 from paceline.cli.main import main
 
 
+@pytest.fixture(autouse=True)
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those that were taken, by a clock that does not wait."""
+    taken: list[float] = []
+    monkeypatch.setattr("paceline.bench.serving.beside.sleep", taken.append)
+    return taken
+
+
 class Two:
     """Two stubs, and what came to whom in which order: pairs of a side and a body."""
 
@@ -281,7 +289,7 @@ def slowly(turns: int, **of_the_second: Any) -> dict[str, Any]:
     runs: list[str] = []
     test = LoadTest([Level("closed", clients=1)], Asks("synthetic", Lengths(9, 9), Lengths(8, 8), 1, 1, 0), 2, warmup=0)
     targets: Any = {"a": Slowing(runs), "b": Slowing(runs, **of_the_second)}
-    return run(targets, test, turns, {})
+    return run(targets, test, turns, 0.0, {})
 
 
 @pytest.mark.parametrize("turns", [2, 3, 5, 6])
@@ -318,6 +326,7 @@ def test_an_interval_needs_three_turns_of_each_order() -> None:
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--url", "http://x", "--turns", "3"], "give the second one with --beside"),
+    (["--url", "http://x", "--rest", "3"], "--rest is for two servers"),
     (["--beside", "http://x"], "give the first one with --url"),
     (["--url", "http://x", "--beside", "http://y", "--turns", "0"], "--turns"),
     (["--url", "http://x:80/v1", "--beside", "X"], "are the same server"),
@@ -330,6 +339,14 @@ def test_an_interval_needs_three_turns_of_each_order() -> None:
 def test_mistakes_are_explained(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *options]) == 2
     assert words in said(capsys)
+
+
+@pytest.mark.parametrize(("options", "seconds"), [([], 1.0), (["--rest", "0.25"], 0.25)])
+def test_nobody_is_asked_for_a_while_before_each_part(options: list[str], seconds: float, rests: list[float]) -> None:
+    with Two() as two:
+        assert two.bench("--turns", "3", "--requests", "2", "--warmup", "0", *options) == 0
+        assert rests == [seconds] * 6
+        assert [side for side, _ in two.blocks()] == ["a", "b", "a", "b"]
 
 
 def test_a_second_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_a_model_that_is_never_right_is_left_alone() -> None:
         drafter.propose([text], [BUDGET])
         drafter.observe(text, Observation([9]))
     assert 4 < len(model.rounds) < 60
+
+
+@pytest.mark.parametrize(("price", "asked"), [(0.97, False), (0.8, True)])
+def test_a_model_is_not_asked_for_next_to_nothing(price: float, asked: bool) -> None:
+    """However right it is: what rows take is not known to a hundredth."""
+    model = Model([5])
+    drafter, (text,) = auto(model)
+    for _ in range(200):
+        drafter.propose([text], [replace(BUDGET, price=price)])
+        drafter.observe(text, Observation([5, 1]))
+    assert len(model.rounds) > 180 if asked else len(model.rounds) < 60
 
 
 def test_bad_luck_does_not_silence_a_model_that_says_what_it_is_worth() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.speculation.acceptance import outcomes
+from paceline.speculation.forecast import added
 from paceline.speculation.history import (
     LONGEST_PAUSE,
     MOST_HISTORIES,
@@ -94,7 +97,7 @@ def test_luck_is_known_scope_by_scope_and_time_to_all() -> None:
         hers.learn(DraftTree.chain([1], scores=[0.9]), [(0, False)])
         hers.learn(DraftTree.chain([1]), [(0, False)])
         hers.learn_nodes(DraftTree([1, 2], [-1, -1]), [1])
-        hers.yields(0.0).learn(9.0, 9)
+        hers.yields(0.0, 0.1).learn(9.0, 9)
         hers.worth(1).learn(9.0)
         hers.verified()
     hers.traits.cost.observe(4, 0.5)
@@ -102,9 +105,19 @@ def test_luck_is_known_scope_by_scope_and_time_to_all() -> None:
     for one in (his, known.of("ngram"), known.of("ngram", "hers ")):
         assert one.by_score.rate(0.9) == fresh.by_score.rate(0.9) and one.cycles == 0
         assert one.by_depth.rates(3) == fresh.by_depth.rates(3) and one.by_node.rates(3) == fresh.by_node.rates(3)
-        assert one.yields(0.0).expected() == fresh.yields(0.0).expected() and one.worth(1).expected(1.0) == 1.0
+        assert one.yields(0.0, 0.1).expected() == fresh.yields(0.0, 0.1).expected()
+        assert one.worth(1).expected(1.0) == 1.0
         assert one.traits is hers.traits and one.traits.cost(4) == 0.5
     assert known.of("ngram", "hers") is hers
+
+
+def test_what_drafts_yield_where_rows_are_cheap_says_nothing_of_dear_ones() -> None:
+    known = History()
+    for _ in range(1000):
+        known.yields(0.0, 0.1).learn(2.4, 4)  # all that there is
+        known.yields(0.0, 0.7).learn(0.8, 1)  # of the same drafts, what is still worth its rows
+    assert added(known, 0.1) == pytest.approx(2.0, abs=0.02)
+    assert added(known, 0.7) == pytest.approx(0.1, abs=0.02)
 
 
 def test_what_all_know_is_bounded_too() -> None:

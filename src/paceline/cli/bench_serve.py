@@ -41,6 +41,9 @@ def serve(
     turns: Annotated[int | None, typer.Option(min=1, help="With --beside: how often each level runs on both, each time "
                                               "with --requests prompts that come once. Who is first changes, so an "
                                               "even number is better. Default: 6.")] = None,
+    rest: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="With --beside: how long both are left "
+                                               "alone before each one's part, since who has answered may have work "
+                                               "left. Default: 1.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
     pull: Pull = False,
@@ -92,7 +95,7 @@ def serve(
 ) -> None:
     """A load test of a server with OpenAI's API: TTFT, TPOT, ITL, E2E, rates and goodput, with intervals."""
     from paceline.bench.serving.arrivals import levels, read_trace
-    from paceline.bench.serving.beside import TURNS, pair_of
+    from paceline.bench.serving.beside import REST, TURNS, pair_of
     from paceline.bench.serving.datasets import Asks, Lengths
     from paceline.bench.serving.figures import parse_percentiles, parse_slo
     from paceline.bench.serving.load_test import LoadTest
@@ -119,8 +122,9 @@ def serve(
         "seed": seed, "dataset": dataset, "input_len": input_len, "output_len": output_len, "prefixes": prefixes,
         "prefix_len": prefix_len, "endpoint": test.path, "temperature": temperature, "usage": usage,
         "extra": test.extra, "slo": test.slo}
-    if turns is not None and beside is None:
-        raise ConfigError("--turns is for two servers: give the second one with --beside.")
+    for name, value in (("--turns", turns), ("--rest", rest)):
+        if value is not None and beside is None:
+            raise ConfigError(f"{name} is for two servers: give the second one with --beside.")
     if beside is not None and url is None:
         raise ConfigError("--beside is a second server: give the first one with --url.")
     if beside is not None and repeats != 1:
@@ -137,8 +141,8 @@ def serve(
             raise ConfigError("--speculation and --serve-options are for a server that is started here: leave them "
                               "out with --url, and start that server as you want it.")
         if beside is not None:
-            _measure_both(pair_of(url, beside, api_key, model), test, turns or TURNS, asked | {"beside": beside},
-                          json_file, html)
+            _measure_both(pair_of(url, beside, api_key, model), test, turns or TURNS, REST if rest is None else rest,
+                          asked | {"beside": beside}, json_file, html)
             return
         _measure(Target.parse(url, api_key).served(model), test, asked, json_file, html, chart)
         return
@@ -191,12 +195,12 @@ def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str 
         say(f"serve: {chart} is written")
 
 
-def _measure_both(targets: Any, test: LoadTest, turns: int, asked: dict[str, Any], json_file: str | None,
+def _measure_both(targets: Any, test: LoadTest, turns: int, rest: float, asked: dict[str, Any], json_file: str | None,
                   html: str | None) -> None:
     from paceline.bench.serving import beside_report
     from paceline.bench.serving.beside import run
 
-    _report(run(targets, test, turns, asked), beside_report.plain, beside_report.page, json_file, html)
+    _report(run(targets, test, turns, rest, asked), beside_report.plain, beside_report.page, json_file, html)
 
 
 def _report(result: dict[str, Any], table: Callable[[dict[str, Any]], str], page: Callable[[dict[str, Any]], str],

@@ -19,8 +19,8 @@ SCORE_WEIGHT = 10.0
 WORTH_WEIGHT = 4.0
 """Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
 WORTH_MEMORY = 0.95
-FIRST_YIELD = (1.5, 2.5)
-"""Accepted tokens and nodes of a draft of which nothing is known: as sanguine."""
+FIRST_RATE, FIRST_DEPTH = 0.75, 8
+"""Of a draft of which nothing is known: how likely each token is right, and how many there are. As sanguine."""
 BEST = 0.995
 BINS = 12
 SCORE_STEPS = 256
@@ -74,12 +74,14 @@ class Places:
 class Yield:
     """Of a drafter that ends its drafts itself, where they are not sure any more: how many tokens of a draft should be
     accepted, by scores that the text has put right, and how many nodes that takes. Starts from `wider` (all requests
-    together), or from the guess that it is so much `more` than usual."""
+    together), or from a guess at what is worth it where a row costs `price`, and so much `more`."""
 
-    __slots__ = ("_accepted", "_memory", "_more", "_nodes", "_tries", "_wider")
+    __slots__ = ("_accepted", "_guess", "_memory", "_nodes", "_tries", "_wider")
 
-    def __init__(self, wider: Yield | None = None, more: float = 0.0) -> None:
-        self._wider, self._more = wider, more
+    def __init__(self, wider: Yield | None = None, price: float = 0.0, more: float = 0.0) -> None:
+        self._wider = wider
+        worth_it = [chance for depth in range(1, FIRST_DEPTH + 1) if (chance := FIRST_RATE ** depth) > price]
+        self._guess = sum(worth_it) + more, len(worth_it) + more
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._accepted = self._nodes = self._tries = 0.0
 
@@ -92,7 +94,7 @@ class Yield:
 
     def expected(self) -> tuple[float, float]:
         """Accepted tokens and nodes of the next draft."""
-        accepted, nodes = (one + self._more for one in FIRST_YIELD) if self._wider is None else self._wider.expected()
+        accepted, nodes = self._guess if self._wider is None else self._wider.expected()
         weight = self._tries + PRIOR_WEIGHT
         return ((self._accepted + PRIOR_WEIGHT * accepted) / weight, (self._nodes + PRIOR_WEIGHT * nodes) / weight)
 

@@ -44,7 +44,7 @@ def added(history: History, price: float, win: float = 0.0, first: float | None 
     """Tokens that a drafter which ends its drafts itself should add, its time not counted: in place of a draft that
     promises to `win` so much, or beside it, where that is wrong from its first token on, whose chance is `first`. None:
     they cannot be verified together."""
-    accepted, nodes = history.yields(win).expected()
+    accepted, nodes = history.yields(win, price).expected()
     rows = nodes * price
     beside = 0.0 if first is None else (1.0 - first) * accepted - rows
     return max(accepted - rows - win, beside)

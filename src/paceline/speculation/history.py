@@ -24,6 +24,8 @@ LONGEST_PAUSE = 256
 BESIDE = 0.5
 MOST_BESIDE = 4
 """Tokens that others promise: yields are told apart in steps of so many, up to so many steps."""
+DEARER = 0.2
+"""Likewise by what a row costs, in tokens: where rows are dear fewer nodes are worth it, and surer ones."""
 MOST_HISTORIES = 1024
 MOST_TRAITS = 256
 
@@ -68,7 +70,7 @@ class History:
         """The same by depth, for drafts without scores: of siblings one at most is right, and counts for all."""
         self.by_node: Places = Places(None if wider is None else wider.by_node)
         """Acceptance of a tree's nodes in their order, whatever came of their parents: what trimming cuts at."""
-        self._yields: dict[int, Yield] = {}
+        self._yields: dict[tuple[int, int], Yield] = {}
         self._worth: dict[int, Worth] = {}
         self.cycles = 0
         """Drafts that were verified."""
@@ -84,15 +86,16 @@ class History:
             known = self._worth[company] = Worth(None if self._wider is None else self._wider.worth(running))
         return known
 
-    def yields(self, beside: float) -> Yield:
-        """Of whole drafts where somebody else's draft promises to win about so much, for who has to forecast what a
-        draft will bring before there is one: where others know how a text goes on, so does a model, and better than
-        where it is asked because they do not. While nothing is known it is taken to know better."""
-        place = min(MOST_BESIDE, ceil(beside / BESIDE))
+    def yields(self, beside: float, price: float) -> Yield:
+        """Of whole drafts where somebody else's draft promises to win about so much and a row costs about so much, for
+        who has to forecast what a draft will bring before there is one: where others know how a text goes on, so does
+        a model, and better than where it is asked because they do not. While nothing is known it is taken to know
+        better."""
+        place = steps, dear = min(MOST_BESIDE, ceil(beside / BESIDE)), int(price / DEARER)
         known = self._yields.get(place)
         if known is None:
-            known = self._yields[place] = Yield(None if self._wider is None else self._wider.yields(beside),
-                                                place * BESIDE)
+            wider = None if self._wider is None else self._wider.yields(beside, price)
+            known = self._yields[place] = Yield(wider, (dear + 0.5) * DEARER, steps * BESIDE)
         return known
 
     def fade(self, running: int) -> None:

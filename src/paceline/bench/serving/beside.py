@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import sleep
 from typing import Any
 
 from paceline.bench.report import Row, document, say
@@ -23,6 +24,9 @@ from paceline.errors import ConfigError, PacelineError
 
 SIDES = ("a", "b")
 TURNS = 6
+REST = 1.0
+"""Seconds that nobody asks before either's part: a server may have work left when it has answered (ours shadows some
+requests then), which would take from the other one."""
 TRIES = 100
 """At a made-up prompt that has not come yet."""
 SHOWN, SHOWN_AFTER = 80, 40
@@ -86,7 +90,8 @@ def pair_of(url: str, beside: str, api_key: str | None, model: str | None) -> di
     return found
 
 
-def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[str, Any]) -> dict[str, Any]:
+def run(targets: dict[str, Target], test: LoadTest, turns: int, rest: float,
+        settings: dict[str, Any]) -> dict[str, Any]:
     """The bench document of both (by SIDES): rows of paired figures, texts, turns."""
     luck = random.Random(f"{test.seed} arrivals")
     slices, warm = cut(test, turns)
@@ -98,10 +103,10 @@ def run(targets: dict[str, Target], test: LoadTest, turns: int, settings: dict[s
         own: list[Turn] = []
         for number in range(1, turns + 1):
             plan = plan_of(level, test, slices.pop(0), targets["a"].model, luck)
-            own.append(take(targets, level, test, plan, number, must_answer=not done and not own))
+            own.append(take(targets, level, test, plan, number, rest, must_answer=not done and not own))
         found += paired([turn.pair for turn in own], test.seed)
         done += own
-    return document([], **settings, turns=turns, server_model=targets["a"].model) | {
+    return document([], **settings, turns=turns, rest=rest, server_model=targets["a"].model) | {
         "measured": "two servers", "servers": {side: target.base for side, target in targets.items()}, "rows": found,
         "texts": compared(done), "turns": [described(turn) for turn in done]}
 
@@ -138,11 +143,12 @@ def _content(ask: Ask) -> str:
 
 
 def take(targets: dict[str, Target], level: Level, test: LoadTest, plan: dict[str, Any], number: int,
-         must_answer: bool) -> Turn:
+         rest: float, must_answer: bool) -> Turn:
     """The same plan to both, one after the other. Where they must answer, whoever answers nothing ends it all."""
     turn = Turn(level, number, SIDES if number % 2 else SIDES[::-1], plan["bodies"], {}, {})
     for side in turn.order:
         title, target = f"{turn.title}, {side.upper()}", targets[side]
+        sleep(rest)
         seen = turn.runs[side] = once(target, test, plan, title)
         if must_answer and not seen.answered:
             raise PacelineError(f"{target.base} answered no request of turn {number} ({_faults(seen)}): see whether it "

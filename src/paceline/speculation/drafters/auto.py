@@ -33,6 +33,9 @@ HOPELESS = 0.5
 """Nodes that survive less often than this share of their price are not passed on."""
 LEAST_WIN = 0.01
 """Tokens that a draft must be expected to win; what a drafter is tried for that should not pay."""
+LEAST_GAIN = 0.05
+"""Tokens that a model must be expected to gain for each sequence that it is asked about, beyond its time: neither that
+nor what rows take is known any better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class AutoDrafter(WeighsItself, MadeOfParts, Guard[DraftedSequence]):
                 continue
             budget = candidate.part.budget(one.budget)
             if _scored(record, one):
-                together.append((_gain(record, one) - LEAST_WIN, one, budget, record))
+                together.append((_gain(record, one) - LEAST_GAIN, one, budget, record))
                 continue
             depth, win = win_by_depth(record.history, budget, record.width)
             if _pays(record, one, win > (0.0 if one.best is None else one.best.win)):
@@ -317,7 +320,8 @@ def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
     if scored and _runs_model(record):
         # By what its scores are worth, not by what came of them: luck would silence a model that pays on average.
         beside = offers.best
-        record.history.yields(0.0 if beside is None else beside.win).learn(sum(chances[:record.nodes]), record.nodes)
+        known = record.history.yields(0.0 if beside is None else beside.win, price)
+        known.learn(sum(chances[:record.nodes]), record.nodes)
     return _Found(record, draft, rates, win, scored)
 
 
