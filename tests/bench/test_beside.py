@@ -24,11 +24,8 @@ from paceline.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Those that were taken, by a clock that does not wait."""
-    taken: list[float] = []
-    monkeypatch.setattr("paceline.bench.serving.beside.sleep", taken.append)
-    return taken
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.serving.beside.sleep", lambda seconds: None)
 
 
 class Two:
@@ -327,6 +324,7 @@ def test_an_interval_needs_three_turns_of_each_order() -> None:
 @pytest.mark.parametrize(("options", "words"), [
     (["--url", "http://x", "--turns", "3"], "give the second one with --beside"),
     (["--url", "http://x", "--rest", "3"], "--rest is for two servers"),
+    (["--url", "http://x", "--beside", "http://y", "--rest", "inf"], "--rest is a number of seconds"),
     (["--beside", "http://x"], "give the first one with --url"),
     (["--url", "http://x", "--beside", "http://y", "--turns", "0"], "--turns"),
     (["--url", "http://x:80/v1", "--beside", "X"], "are the same server"),
@@ -341,12 +339,17 @@ def test_mistakes_are_explained(options: list[str], words: str, capsys: pytest.C
     assert words in said(capsys)
 
 
-@pytest.mark.parametrize(("options", "seconds"), [([], 1.0), (["--rest", "0.25"], 0.25)])
-def test_nobody_is_asked_for_a_while_before_each_part(options: list[str], seconds: float, rests: list[float]) -> None:
+@pytest.mark.parametrize(("options", "seconds"), [([], 2.0), (["--rest", "0.25"], 0.25), (["--rest", "0"], 0.0)])
+def test_nobody_is_asked_for_a_while_before_each_part(options: list[str], seconds: float, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tmp_path / "out.json"
     with Two() as two:
-        assert two.bench("--turns", "3", "--requests", "2", "--warmup", "0", *options) == 0
-        assert rests == [seconds] * 6
-        assert [side for side, _ in two.blocks()] == ["a", "b", "a", "b"]
+        rests: list[tuple[float, int]] = []
+        monkeypatch.setattr("paceline.bench.serving.beside.sleep",
+                            lambda seconds: rests.append((seconds, len(two.came))))
+        assert two.bench("--turns", "3", "--requests", "2", "--warmup", "0", "--json", str(result), *options) == 0
+    assert rests == [(seconds, asked) for asked in range(0, 12, 2)]
+    assert json.loads(result.read_text())["settings"]["rest"] == seconds
 
 
 def test_a_second_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_a_model_that_is_never_right_is_left_alone() -> None:
 @pytest.mark.parametrize(("price", "asked"), [(0.97, False), (0.8, True)])
 def test_a_model_is_not_asked_for_next_to_nothing(price: float, asked: bool) -> None:
     """However right it is: what rows take is not known to a hundredth."""
-    model = Model([5])
+    model = Model([5], 0.995)
     drafter, (text,) = auto(model)
     for _ in range(200):
         drafter.propose([text], [replace(BUDGET, price=price)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,7 @@ def serve(
                                               "even number is better. Default: 6.")] = None,
     rest: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="With --beside: how long both are left "
                                                "alone before each one's part, since who has answered may have work "
-                                               "left. Default: 1.")] = None,
+                                               "left. Default: 2.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
     pull: Pull = False,
@@ -125,6 +126,8 @@ def serve(
     for name, value in (("--turns", turns), ("--rest", rest)):
         if value is not None and beside is None:
             raise ConfigError(f"{name} is for two servers: give the second one with --beside.")
+    if rest is not None and not isfinite(rest):
+        raise ConfigError(f"--rest is a number of seconds, got {rest!r}.")
     if beside is not None and url is None:
         raise ConfigError("--beside is a second server: give the first one with --url.")
     if beside is not None and repeats != 1:

@@ -20,7 +20,8 @@ WORTH_WEIGHT = 4.0
 """Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
 WORTH_MEMORY = 0.95
 FIRST_RATE, FIRST_DEPTH = 0.75, 8
-"""Of a draft of which nothing is known: how likely each token is right, and how many there are. As sanguine."""
+"""Of a draft of which nothing is known: how likely each token is right, and how many there are. Sanguine, so that it is
+tried wherever rows are not dear."""
 BEST = 0.995
 BINS = 12
 SCORE_STEPS = 256
@@ -80,8 +81,7 @@ class Yield:
 
     def __init__(self, wider: Yield | None = None, price: float = 0.0, more: float = 0.0) -> None:
         self._wider = wider
-        worth_it = [chance for depth in range(1, FIRST_DEPTH + 1) if (chance := FIRST_RATE ** depth) > price]
-        self._guess = sum(worth_it) + more, len(worth_it) + more
+        self._guess = (0.0, 0.0) if wider is not None else _first_yield(price, more)
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._accepted = self._nodes = self._tries = 0.0
 
@@ -97,6 +97,11 @@ class Yield:
         accepted, nodes = self._guess if self._wider is None else self._wider.expected()
         weight = self._tries + PRIOR_WEIGHT
         return ((self._accepted + PRIOR_WEIGHT * accepted) / weight, (self._nodes + PRIOR_WEIGHT * nodes) / weight)
+
+
+def _first_yield(price: float, more: float) -> tuple[float, float]:
+    worth_it = [chance for depth in range(1, FIRST_DEPTH + 1) if (chance := FIRST_RATE ** depth) > price]
+    return sum(worth_it) + more, len(worth_it) + more
 
 
 class Worth:

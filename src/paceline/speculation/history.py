@@ -24,7 +24,8 @@ LONGEST_PAUSE = 256
 BESIDE = 0.5
 MOST_BESIDE = 4
 """Tokens that others promise: yields are told apart in steps of so many, up to so many steps."""
-DEARER = 0.2
+DEARER = 0.1
+MOST_DEAR = 10
 """Likewise by what a row costs, in tokens: where rows are dear fewer nodes are worth it, and surer ones."""
 MOST_HISTORIES = 1024
 MOST_TRAITS = 256
@@ -90,12 +91,12 @@ class History:
         """Of whole drafts where somebody else's draft promises to win about so much and a row costs about so much, for
         who has to forecast what a draft will bring before there is one: where others know how a text goes on, so does
         a model, and better than where it is asked because they do not. While nothing is known it is taken to know
-        better."""
-        place = steps, dear = min(MOST_BESIDE, ceil(beside / BESIDE)), int(price / DEARER)
+        better. (Who pays nothing for rows takes all of a draft, which says little of anybody else's.)"""
+        place = steps, dear = min(MOST_BESIDE, ceil(beside / BESIDE)), ceil(min(MOST_DEAR, price / DEARER))
         known = self._yields.get(place)
         if known is None:
             wider = None if self._wider is None else self._wider.yields(beside, price)
-            known = self._yields[place] = Yield(wider, (dear + 0.5) * DEARER, steps * BESIDE)
+            known = self._yields[place] = Yield(wider, max(0.0, dear - 0.5) * DEARER, steps * BESIDE)
         return known
 
     def fade(self, running: int) -> None:

@@ -24,7 +24,7 @@ from paceline.errors import ConfigError, PacelineError
 
 SIDES = ("a", "b")
 TURNS = 6
-REST = 1.0
+REST = 2.0
 """Seconds that nobody asks before either's part: a server may have work left when it has answered (ours shadows some
 requests then), which would take from the other one."""
 TRIES = 100

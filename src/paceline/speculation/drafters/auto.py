@@ -34,8 +34,8 @@ HOPELESS = 0.5
 LEAST_WIN = 0.01
 """Tokens that a draft must be expected to win; what a drafter is tried for that should not pay."""
 LEAST_GAIN = 0.05
-"""Tokens that a model must be expected to gain for each sequence that it is asked about, beyond its time: neither that
-nor what rows take is known any better."""
+"""Tokens that a model whose drafts are scored must be expected to gain for each sequence that it is asked about, beyond
+its time: what time and rows take is not known more exactly than that."""
 
 
 @dataclass(frozen=True, slots=True)
