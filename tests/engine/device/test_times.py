@@ -212,17 +212,20 @@ def test_what_was_captured_on_the_way_makes_no_later_step_smaller(monkeypatch: p
 
 
 def test_steps_that_run_behind_others_tell_what_they_take() -> None:
-    """Nearly all do on a device, as soon as there are two requests."""
+    """Nearly all do on a device, as soon as there are two requests. With times of their own: by the real clock rows of
+    so small a model may well take nothing."""
     llm = made(4, kv_blocks=80, max_model_len=256, max_step_ms=1000.0, max_prefill_chunk=8)
     executor = executor_of(llm)
     settle, behind = executor.settle, list[bool]()
 
     def noted() -> Any:
         settled = settle()
-        behind.append(not settled.by_itself and settled.device_s is not None)
+        if settled.device_s is not None:
+            behind.append(not settled.by_itself)
+            settled.device_s, settled.by_itself = 0.1 + 0.01 * settled.step.rows, False
         return settled
 
     executor.settle = noted
     pace = llm.engine.scheduler.pace
     beside_a_text(llm, list(range(1, 90)))
-    assert any(behind) and pace.prompt_seconds(0, 8) > 0.0
+    assert any(behind) and 0.05 < pace.prompt_seconds(0, 8) < 0.5
