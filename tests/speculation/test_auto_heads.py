@@ -110,6 +110,18 @@ def test_a_model_is_not_asked_for_next_to_nothing(price: float, asked: bool) -> 
     assert len(model.rounds) > 180 if asked else len(model.rounds) < 60
 
 
+@pytest.mark.parametrize(("price", "asked"), [(0.6, 1), (0.2, 8)])
+def test_where_rows_are_dear_what_is_not_known_is_tried_and_not_believed(price: float, asked: int) -> None:
+    """Every new scope of a crowd would pay for a sanguine guess."""
+    model = Model([5, 6], 0.5)
+    drafter, texts = auto(model, count=4)
+    for _ in range(8):
+        drafter.propose(texts, [replace(BUDGET, price=price)] * len(texts))
+        for text in texts:
+            drafter.observe(text, Observation([9]))
+    assert len(model.rounds) == asked
+
+
 def test_bad_luck_does_not_silence_a_model_that_says_what_it_is_worth() -> None:
     """Seven of ten drafted tokens are right, as it says: that pays, though the first ones are not."""
     model = Model([5, 6], 0.7, seconds=0.001)

@@ -19,9 +19,8 @@ SCORE_WEIGHT = 10.0
 WORTH_WEIGHT = 4.0
 """Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
 WORTH_MEMORY = 0.95
-FIRST_RATE, FIRST_DEPTH = 0.75, 8
-"""Of a draft of which nothing is known: how likely each token is right, and how many there are. Sanguine, so that it is
-tried wherever rows are not dear."""
+FIRST_DEPTH = 8
+"""Tokens of a draft of which nothing is known."""
 BEST = 0.995
 BINS = 12
 SCORE_STEPS = 256
@@ -100,7 +99,7 @@ class Yield:
 
 
 def _first_yield(price: float, more: float) -> tuple[float, float]:
-    worth_it = [chance for depth in range(1, FIRST_DEPTH + 1) if (chance := FIRST_RATE ** depth) > price]
+    worth_it = [chance for depth in range(1, FIRST_DEPTH + 1) if (chance := FIRST_GUESS ** depth) > price]
     return sum(worth_it) + more, len(worth_it) + more
 
 
