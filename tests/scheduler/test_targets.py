@@ -55,11 +55,11 @@ def test_without_targets_nobody_looks_and_with_one_drafts_wait() -> None:
     assert engine.scheduler.pressed
     before = engine.record(first).speculation.cycles
     seq = engine.scheduler.sequences(first)[0]
-    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.pressed)
+    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows(1))
     assert seq.draft is None and engine.record(first).speculation.cycles == before
     engine.cancel(second)
     assert not engine.scheduler.pressed and engine.scheduler._timely == 0
-    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.pressed)
+    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows(1))
     assert seq.draft is not None
 
 
@@ -109,7 +109,7 @@ def test_whose_tokens_come_more_slowly_than_their_target_is_behind(target_ms: fl
     budgets = controller.budgets
     controller.budgets = lambda asks, ahead: heard.update(
         (ask.sequence.request.id, ask.behind) for ask in asks) or budgets(asks, ahead)
-    engine._drafting.propose(engine.scheduler.due())
+    engine._drafting.propose(engine.scheduler.due(), 64)
     assert heard == {names[0]: False, names[1]: behind}
 
 

@@ -108,8 +108,30 @@ def test_nobody_is_drafted_for_while_a_prompt_would_be_late() -> None:
     control = crowd(2, ROOMY)
     control.begin("fixed", Drafter(), Speculation("drafter", k=2, adaptive=False))  # type: ignore[arg-type]
     asks = [Ask(0), Ask(1), Ask("fixed")]
-    assert control.budgets(asks, Ahead(3, 3, pressed=True)) == [None] * 3
+    assert control.budgets(asks, Ahead(3, 3, most=0)) == [None] * 3
     assert all(control.budgets(asks, Ahead(3, 3)))
+
+
+def test_nobody_is_asked_for_drafts_that_have_no_rows() -> None:
+    """And those few rows go to whoever gains most."""
+    control = crowd(16, {1: 5e-3, 64: 6e-3})
+    asks = [Ask(number, behind=number == 9) for number in range(16)]
+    given = control.budgets(asks, Ahead(16, 16, most=3))
+    assert [number for number, one in enumerate(given) if one is not None] == [0, 1, 9]
+    assert all(control.budgets(asks, Ahead(16, 16)))
+    offers = [control.judge(ask, DraftTree.chain([1, 1], "drafter", [chance, chance]), Ahead(16, 16, most=3))
+              for ask, chance in zip(asks, (0.5, 0.9, 0.6))]
+    trees = control.choose([offer for offer in offers if offer is not None], Ahead(16, 16, most=3))
+    assert [0 if tree is None else len(tree) for tree in trees] == [0, 2, 1]
+
+
+def test_all_pay_for_rows_that_all_may_have() -> None:
+    """A few cheap rows are no bargain for sixteen."""
+    stair = {16: 10e-3, 20: 10e-3, 32: 19e-3}
+    few, many = (crowd(count, stair).budgets([Ask(number) for number in range(count)], Ahead(16, 16))[0]
+                 for count in (4, 16))
+    assert few is not None and few.price < 0.1
+    assert many is None or many.price > 0.8
 
 
 def test_long_contexts_make_rows_dear() -> None:

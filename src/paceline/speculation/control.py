@@ -134,7 +134,7 @@ class AdaptiveController:
             traits.rounds.observe(sequences, seconds)
         self._asked.clear()
         self._drafts = False
-        if ahead.pressed:
+        if not ahead.most:
             return [None] * len(asks)
         states = [self._states[ask.sequence] for ask in asks]
         self._forced = not all(state.wish.adaptive for state in states)
@@ -144,10 +144,13 @@ class AdaptiveController:
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
         if open and self._proof.goes_without(ahead.running):  # but for who is behind: drafts may cost others time
             open = [place for place in open if asks[place].behind]
+        if len(open) > ahead.most:  # not all could have a row: to ask about all would not pay
+            open = sorted(open, key=lambda place: not asks[place].behind)[:ahead.most]
         if not open or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
-        price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
+        span = max(SPAN, len(open))  # all pay for rows that all may have
+        price = pace * (self.cost(ahead.rows + span) - self.cost(ahead.rows)) / span
         for place in self._worth_asking([place for place in open if states[place].scored], states, ahead, price, pace):
             wish = states[place].wish
             found[place] = Budget(wish.k, wish.nodes, price, pace, self.allowance)
@@ -222,7 +225,7 @@ class AdaptiveController:
         sizes = [0] * len(places)
         for _ in range(ROUNDS):
             drafts = [self._forecast(states[place], asks[place], pace) for place in places]
-            choice = best_choice(drafts, ahead.rows, self.cost, pace)
+            choice = best_choice(drafts, ahead.rows, self.cost, pace, ahead.most)
             if choice.win <= LEAST_WIN * ahead.running:
                 break
             sizes = choice.nodes
@@ -333,11 +336,12 @@ class AdaptiveController:
         return Offer(ask, draft, state.history.by_score.worth(draft, NEGLIGIBLE)[1])
 
     def choose(self, offers: Sequence[Offer], ahead: Ahead) -> list[DraftTree | None]:
-        rows = ahead.rows + sum(len(offer.draft) for offer in offers if offer.chances is None)
+        decided = sum(len(offer.draft) for offer in offers if offer.chances is None)
+        rows = ahead.rows + decided
         pace, read = self._pace(ahead), self.cost.context.seconds
         drafts = [blocks([(BEHIND if offer.ask.behind else 1.0) * chance - pace * read * offer.ask.context
                           for chance in offer.chances or ()]) for offer in offers]
-        choice = best_choice(self._told(offers, drafts, ahead.running), rows, self.cost, pace)
+        choice = best_choice(self._told(offers, drafts, ahead.running), rows, self.cost, pace, ahead.most - decided)
         nodes = choice.nodes if choice.win > LEAST_WIN else [0] * len(offers)
         added = sum(nodes)
         seconds = (self.cost(rows + added) - self.cost(rows)) / added if added else 0.0

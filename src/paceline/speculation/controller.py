@@ -20,8 +20,9 @@ class Ahead(NamedTuple):
     """Those rows, and those of drafts that are decided already."""
     context: float = 0.0
     """Tokens before these rows, in all."""
-    pressed: bool = False
-    """Some prompt's first token would come later than it should: drafts get no rows."""
+    most: int = 1 << 30
+    """Rows that drafts may have besides: none where some prompt's first token would come later than it should, few
+    where a step would take too long."""
 
 
 class Ask(NamedTuple):

@@ -42,9 +42,10 @@ class Choice(NamedTuple):
     """Tokens, less those that the time would have brought."""
 
 
-def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[int], float], pace: float) -> Choice:
-    """The best of all prefixes of all drafts together: what they should gain, less the tokens that the time of their
-    rows would bring otherwise, `pace` a second, in a step that has so many rows without them.
+def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[int], float], pace: float,
+                most: int = 1 << 30) -> Choice:
+    """The best of all prefixes of all drafts together, of `most` nodes: what they should gain, less the tokens that
+    the time of their rows would bring otherwise, `pace` a second, in a step that has so many rows without them.
 
     However many rows are taken, those are taken that gain most; how many, is searched over all numbers, since more can
     pay where fewer do not: a step's cost has stairs. Of equal gains the one nearer to its beginning comes first, then
@@ -63,6 +64,9 @@ def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[in
         if rate >= 0.0:
             break  # these cost more than they bring even where rows cost nothing
         block = drafts[place][position]
+        if added + block.nodes > most:
+            heappop(heap)
+            continue
         total += block.gain
         added += block.nodes
         order.append((place, block.nodes))

@@ -99,9 +99,9 @@ class Drafting(Guard[Sequence]):
             drafter.listen(self._part_failed)
         drafter.begin(seq)
 
-    def propose(self, running: SequenceOf[Sequence], pressed: bool = False) -> None:
-        """Give every caught-up sequence with a drafter its draft for the next step. `pressed`: some prompt has no time
-        to lose, and nobody gets one."""
+    def propose(self, running: SequenceOf[Sequence], most: int) -> None:
+        """Give every caught-up sequence with a drafter its draft for the next step, which has so many rows for them
+        at most."""
         for seq in running if self._recorded else ():
             if seq in self._recorded and _caught_up(seq):
                 seq.draft = self._recorded[seq].at(len(seq.tokens))
@@ -112,15 +112,16 @@ class Drafting(Guard[Sequence]):
         rows, context = len(decoding), sum(len(seq.tokens) for seq in decoding)
         for seq in decoding:
             if seq in self._drafters and not seq.slow_masks and _caught_up(seq):
-                seq.draft = None if pressed else self._draft_forced(seq)
+                seq.draft = self._draft_forced(seq, most)
                 if seq.draft is not None:
+                    most -= len(seq.draft)
                     rows += len(seq.draft)
                     context += len(seq.draft) * len(seq.tokens)
                 elif seq.limit - len(seq.tokens) > 1:  # else no draft could be emitted
                     asks.append(Ask(seq, len(seq.tokens), seq.record.behind))
         if not asks:
             return
-        ahead = Ahead(len(decoding), rows, context, pressed)
+        ahead = Ahead(len(decoding), rows, context, most)
         offers = self._offers(asks, self.controller.budgets(asks, ahead), ahead)
         for offer, draft in zip(offers, self.controller.choose(offers, ahead) if offers else ()):
             seq = cast("Sequence", offer.ask.sequence)
@@ -157,16 +158,16 @@ class Drafting(Guard[Sequence]):
         self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds, proposal.weighed)
         return self.controller.judge(ask, draft, ahead)
 
-    def _draft_forced(self, seq: Sequence) -> DraftTree | None:
+    def _draft_forced(self, seq: Sequence, most: int) -> DraftTree | None:
         """What the structure of a request leaves no choice about needs no drafter, and no budget."""
-        if seq.state.grammar is None:
+        if seq.state.grammar is None or not most:
             return None
         tried, accepted = self._forced.get(seq, (0, 0))
         if tried >= FAIR_TRIAL and 2 * accepted < tried:
             return None
         started = self._clock()
         try:
-            tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
+            tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, most, seq.limit - len(seq.tokens) - 1))]
         except Exception:  # the target will meet it, and say so
             return None
         self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - started

@@ -241,6 +241,10 @@ class Scheduler:
         """Those of the running sequences who take part in the next step. A view: do not change it."""
         return self._filler.due()
 
+    def draft_rows(self, running: int) -> int:
+        """Rows that drafts may have in the next step, in which so many take part."""
+        return 0 if self.pressed else self._filler.draft_rows(running)
+
     @property
     def pressed(self) -> bool:
         """Whether drafts would make some prompt's first token come later than its target. Who has to wait for a seat

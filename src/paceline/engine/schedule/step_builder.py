@@ -48,8 +48,7 @@ class StepBuilder(Seats):
         self._logit_rows = self.config.max_logit_rows or self._spare
         due = self.due() if turns else self.running
         running = [seq for seq in due if not self.repeatable(seq)] if apart else due
-        draft_rows = self.pace.decoding_rows(self._spare, drafts=True) - len(running)
-        """What drafts may use: everyone gets one row first."""
+        draft_rows = self.draft_rows(len(running))
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
@@ -93,6 +92,10 @@ class StepBuilder(Seats):
             if self._unlock():
                 return self.fill()
         return groups, *self._filled()
+
+    def draft_rows(self, running: int) -> int:
+        """What drafts may use in a step of so many: everyone gets one row first."""
+        return max(0, self.pace.decoding_rows(self.config.max_batch_tokens, drafts=True) - running)
 
     def due(self) -> list[Sequence]:
         """Who takes part in the next step: all who run; but where so many decode that everybody would wait long for a
