@@ -18,6 +18,7 @@ def check(path: Path, names: list[str]) -> None:
     schemas = {name: SCHEMAS[name] for name in names}
     plain, drafted = (generate(llm, schemas, 1000, speculation) for speculation in (None, "auto"))
     whole = {name: out for name, out in zip(names, plain) if out.outputs[0].finish_reason == "stop"}
+    assert {out.outputs[0].finish_reason for name, out in zip(names, plain) if name not in whole} <= {"length"}
     assert set(names) - set(whole) <= set(OPEN_ENDED)
     found = judge(list(whole.values()), {name: schemas[name] for name in whole})
     assert found.parsed == found.valid == len(whole)

@@ -55,11 +55,11 @@ def test_without_targets_nobody_looks_and_with_one_drafts_wait() -> None:
     assert engine.scheduler.pressed
     before = engine.record(first).speculation.cycles
     seq = engine.scheduler.sequences(first)[0]
-    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows(1))
+    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows())
     assert seq.draft is None and engine.record(first).speculation.cycles == before
     engine.cancel(second)
     assert not engine.scheduler.pressed and engine.scheduler._timely == 0
-    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows(1))
+    engine._drafting.propose(engine.scheduler.due(), engine.scheduler.draft_rows())
     assert seq.draft is not None
 
 

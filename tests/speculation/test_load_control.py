@@ -117,7 +117,7 @@ def test_nobody_is_asked_for_drafts_that_have_no_rows() -> None:
     control = crowd(16, {1: 5e-3, 64: 6e-3})
     asks = [Ask(number, behind=number == 9) for number in range(16)]
     given = control.budgets(asks, Ahead(16, 16, most=3))
-    assert [number for number, one in enumerate(given) if one is not None] == [0, 1, 9]
+    assert 1 <= sum(one.depth for one in given if one is not None) <= 3
     assert all(control.budgets(asks, Ahead(16, 16)))
     offers = [control.judge(ask, DraftTree.chain([1, 1], "drafter", [chance, chance]), Ahead(16, 16, most=3))
               for ask, chance in zip(asks, (0.5, 0.9, 0.6))]
@@ -125,13 +125,47 @@ def test_nobody_is_asked_for_drafts_that_have_no_rows() -> None:
     assert [0 if tree is None else len(tree) for tree in trees] == [0, 2, 1]
 
 
+@pytest.mark.parametrize("scored", [False, True])
+def test_the_few_rows_of_a_crowd_find_those_whom_drafts_serve(scored: bool) -> None:
+    """Wherever they stand."""
+    control, served = crowd(16, {1: 5e-3, 16: 6e-3, 64: 9e-3}), 0
+    ahead, asks = Ahead(16, 16, most=3), [Ask(number) for number in range(16)]
+    for _ in range(400):
+        given = control.budgets(asks, ahead)
+        assert sum(one is not None for one in given) <= 3
+        offers = []
+        for ask, one in zip(asks, given):
+            good = int(str(ask.sequence)) > 12
+            tree = DraftTree.chain([1], "drafter", [0.9 if good else 0.01] if scored else None)
+            offers.append(None if one is None else control.judge(ask, tree, ahead))
+        trees = dict(zip([offer.ask for offer in offers if offer],
+                         control.choose([offer for offer in offers if offer], ahead)))
+        for ask in asks:
+            sent, good = trees.get(ask), int(str(ask.sequence)) > 12
+            served += good and sent is not None
+            control.learn(ask.sequence, Observation([1, 1] if good else [9], [0] if good and sent else [], sent))
+        control.stepped(Load(16), 16, 16, 0.0)
+    assert served > 400
+
+
 def test_all_pay_for_rows_that_all_may_have() -> None:
     """A few cheap rows are no bargain for sixteen."""
-    stair = {16: 10e-3, 20: 10e-3, 32: 19e-3}
-    few, many = (crowd(count, stair).budgets([Ask(number) for number in range(count)], Ahead(16, 16))[0]
-                 for count in (4, 16))
-    assert few is not None and few.price < 0.1
-    assert many is None or many.price > 0.8
+    for count, price in ((4, 0.0), (16, 0.9)):
+        control = crowd(count, {16: 10e-3, 20: 10e-3, 32: 19e-3})
+        control._methods.of("drafter").traits.scored = True
+        given = control.budgets([Ask(number) for number in range(count)], Ahead(16, 16))
+        assert [one and one.price for one in given] == [pytest.approx(price, abs=0.01)] * count
+
+
+def test_a_draft_is_weighed_by_what_of_it_has_room() -> None:
+    """Its first node alone would not pay for the round, four would, and so do three."""
+    control = crowd(1, {1: 5e-3, 8: 5.2e-3})
+    history = control._states[0].history
+    for depth in range(1, 9):
+        history.traits.cost.observe(depth, 2e-3)
+    for most in (3, 64):
+        (given,) = control.budgets([Ask(0)], Ahead(1, 1, most=most))
+        assert given is not None and 1 < given.depth <= most
 
 
 def test_long_contexts_make_rows_dear() -> None:

@@ -91,9 +91,9 @@ class Loop:
             self._drafting.lose_heads(self._scheduler.running)
             planned = self.executor.plan(self._scheduler, since_arrival)
             if planned is not None and planned.repeat is None:
-                running = [seq for seq in self._scheduler.due()
-                           if not (planned.apart and seq.placement is Placement.FREE)]
-                self._drafting.propose(running, self._scheduler.draft_rows(len(running)))
+                self._drafting.propose([seq for seq in self._scheduler.due()
+                                        if not (planned.apart and seq.placement is Placement.FREE)],
+                                       self._scheduler.draft_rows(planned.apart))
             step = None if planned is None else self._scheduler.schedule(*planned)
             now = self._clock()
             seconds += now - started

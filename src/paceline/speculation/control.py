@@ -40,7 +40,7 @@ BEHIND = 2.0
 SANGUINE = 2.0
 """Times its cost that a draft of a method is taken to save of which nothing is known: it is tried some times."""
 SPAN = 4
-"""Rows over which the price of one is taken: between neighbours the curve is too rough."""
+"""Rows over which the price of one is taken at least: between neighbours the curve is too rough."""
 NEGLIGIBLE = 1e-3
 ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
@@ -133,8 +133,8 @@ class AdaptiveController:
         for traits, (sequences, seconds) in self._asked.items():
             traits.rounds.observe(sequences, seconds)
         self._asked.clear()
-        self._drafts = False
-        if not ahead.most:
+        self._forced = self._drafts = False
+        if ahead.most <= 0:
             return [None] * len(asks)
         states = [self._states[ask.sequence] for ask in asks]
         self._forced = not all(state.wish.adaptive for state in states)
@@ -144,20 +144,23 @@ class AdaptiveController:
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
         if open and self._proof.goes_without(ahead.running):  # but for who is behind: drafts may cost others time
             open = [place for place in open if asks[place].behind]
-        if len(open) > ahead.most:  # not all could have a row: to ask about all would not pay
-            open = sorted(open, key=lambda place: not asks[place].behind)[:ahead.most]
         if not open or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
-        span = max(SPAN, len(open))  # all pay for rows that all may have
-        price = pace * (self.cost(ahead.rows + span) - self.cost(ahead.rows)) / span
-        for place in self._worth_asking([place for place in open if states[place].scored], states, ahead, price, pace):
+        scored = [place for place in open if states[place].scored]
+        if pace * self._row(ahead, SPAN) < BEST:  # else no draft is as sure as it would have to be
+            scored = self._worth_asking(scored, states, asks, ahead, pace)
+        else:
+            scored = []
+        sized = [place for place in open if not states[place].scored]
+        sizes = {place: size for place, size in zip(sized, self._sizes(sized, states, asks, ahead)) if size}
+        # All pay for as many rows as there may be drafts: a few that are cheap are no bargain for a crowd.
+        price = pace * self._row(ahead, max(SPAN, min(len(scored) + len(sizes), ahead.most)))
+        for place in scored:
             wish = states[place].wish
             found[place] = Budget(wish.k, wish.nodes, price, pace, self.allowance)
-        sized = [place for place in open if not states[place].scored]
-        for place, size in zip(sized, self._sizes(sized, states, asks, ahead)):
-            if size:
-                found[place] = self._sized(states[place], size, price, pace)
+        for place, size in sizes.items():
+            found[place] = self._sized(states[place], size, price, pace)
         self._drafts = any(found[place] for place in open)
         if not any(found):
             self._rest = ((ahead.running, len(open)), min(REST, ahead.running // 2))
@@ -171,12 +174,15 @@ class AdaptiveController:
     def _measured(self, ahead: Ahead) -> bool:
         return self.cost.knows(ahead.running)
 
-    def _worth_asking(self, places: Sequence[int], states: Sequence[_ControlState], ahead: Ahead, price: float,
+    def _row(self, ahead: Ahead, span: int) -> float:
+        """Seconds of a row, on average over the next so many."""
+        return (self.cost(ahead.rows + span) - self.cost(ahead.rows)) / span
+
+    def _worth_asking(self, places: Sequence[int], states: Sequence[_ControlState], asks: Sequence[Ask], ahead: Ahead,
                       pace: float) -> list[int]:
         """Those whose drafters score their drafts and should save more than they take, drafter by drafter: many asked
-        together share its time. Of the others some are asked to see whether that has changed."""
-        if price >= BEST:
-            return []  # no draft is as sure as it would have to be
+        together share its time. Of the others some are asked to see whether that has changed. Of each drafter's no
+        more than may have a row."""
         asked: list[int] = []
         by_drafter: dict[int, list[int]] = {}
         for place in places:
@@ -184,9 +190,14 @@ class AdaptiveController:
         step = self.cost(ahead.rows, ahead.context)
         for own in by_drafter.values():
             rounds = states[own[0]].history.traits.rounds
-            seconds = rounds(len(own)) if rounds.measured else 0.0
-            guess = SANGUINE * seconds / len(own)
+            count = min(len(own), ahead.most)
+            seconds = rounds(count) if rounds.measured else 0.0
+            guess = SANGUINE * seconds / count
             worths = {place: self._worth(states[place], ahead.running, guess) for place in own}
+            if count < len(own):
+                own = sorted(own, key=lambda place: (
+                    not asks[place].behind, -worths[place], states[place].history.worth(ahead.running).asked))[:count]
+                worths = {place: worths[place] for place in own}
             if seconds <= CHEAP * step and sum(worths.values()) >= HARDLY * seconds:
                 asked += own
                 continue
@@ -224,13 +235,13 @@ class AdaptiveController:
         pace = ahead.running / self.cost(ahead.running, ahead.context)
         sizes = [0] * len(places)
         for _ in range(ROUNDS):
-            drafts = [self._forecast(states[place], asks[place], pace) for place in places]
+            drafts = [self._forecast(states[place], asks[place], pace, ahead.most) for place in places]
             choice = best_choice(drafts, ahead.rows, self.cost, pace, ahead.most)
             if choice.win <= LEAST_WIN * ahead.running:
                 break
             sizes = choice.nodes
             pace += choice.win / self.cost(ahead.rows + sum(sizes), ahead.context)
-        strangers = tellers(ahead.running)
+        strangers, left = tellers(ahead.running), ahead.most - sum(sizes)
         step = self.cost(ahead.rows, ahead.context)
         for index, place in enumerate(places):
             state = states[place]
@@ -243,21 +254,29 @@ class AdaptiveController:
             state.off = not sizes[index]
             if state.unknown and not mute and not self._dear_to_open(state, ahead):
                 strangers -= 1  # the others are told by these
-                sizes[index] = max(sizes[index], least) if strangers >= 0 else 0
+                wanted = max(sizes[index], least)
+                if strangers < 0 or wanted - sizes[index] > left:
+                    wanted = 0
+                left += sizes[index] - wanted
+                sizes[index] = wanted
             elif sizes[index]:
                 state.pause.forgive()
-            elif self._tried(state, asking + self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
+            elif left >= least and self._tried(
+                    state, asking + self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
                 sizes[index] = least
+                left -= least
         return sizes
 
-    def _forecast(self, state: _ControlState, ask: Ask, pace: float) -> list[Block]:
-        """What the nodes of its next draft should gain, less the time of drafting them."""
+    def _forecast(self, state: _ControlState, ask: Ask, pace: float, limit: int) -> list[Block]:
+        """What the nodes of its next draft should gain, less the time of drafting them; of so many that may be cut."""
         wish, history = state.wish, state.history
         most = wish.k
         if state.needs.probes:
             most = state.nodes or wish.nodes
         elif state.branching:
             most = min(wish.nodes, max(4, 2 * state.nodes))
+        if not state.needs.probes:
+            most = min(most, limit)
         draft_cost = history.traits.cost if history.traits.cost.measured else None
         row = pace * self.cost.context.seconds * ask.context
         weight = (BEHIND if ask.behind else 1.0) / (1.0 + RELUCTANCE if state.off else 1.0)
@@ -337,11 +356,11 @@ class AdaptiveController:
 
     def choose(self, offers: Sequence[Offer], ahead: Ahead) -> list[DraftTree | None]:
         decided = sum(len(offer.draft) for offer in offers if offer.chances is None)
-        rows = ahead.rows + decided
+        rows, left = ahead.rows + decided, max(0, ahead.most - decided)
         pace, read = self._pace(ahead), self.cost.context.seconds
         drafts = [blocks([(BEHIND if offer.ask.behind else 1.0) * chance - pace * read * offer.ask.context
-                          for chance in offer.chances or ()]) for offer in offers]
-        choice = best_choice(self._told(offers, drafts, ahead.running), rows, self.cost, pace, ahead.most - decided)
+                          for chance in (offer.chances or ())[:left]]) for offer in offers]
+        choice = best_choice(self._told(offers, drafts, ahead.running), rows, self.cost, pace, left)
         nodes = choice.nodes if choice.win > LEAST_WIN else [0] * len(offers)
         added = sum(nodes)
         seconds = (self.cost(rows + added) - self.cost(rows)) / added if added else 0.0

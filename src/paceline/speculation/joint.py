@@ -47,9 +47,9 @@ def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[in
     """The best of all prefixes of all drafts together, of `most` nodes: what they should gain, less the tokens that
     the time of their rows would bring otherwise, `pace` a second, in a step that has so many rows without them.
 
-    However many rows are taken, those are taken that gain most; how many, is searched over all numbers, since more can
-    pay where fewer do not: a step's cost has stairs. Of equal gains the one nearer to its beginning comes first, then
-    that of the draft that stands first.
+    However many rows are taken, those are taken that gain most and still fit; how many, is searched over all numbers,
+    since more can pay where fewer do not: a step's cost has stairs. Of equal gains the one nearer to its beginning
+    comes first, then that of the draft that stands first.
     """
     start = cost(rows)
     heap = [(-own[0].rate, 0, place) for place, own in enumerate(drafts) if own]

@@ -105,6 +105,7 @@ class Drafting(Guard[Sequence]):
         for seq in running if self._recorded else ():
             if seq in self._recorded and _caught_up(seq):
                 seq.draft = self._recorded[seq].at(len(seq.tokens))
+                most -= 0 if seq.draft is None else len(seq.draft)
         if not self._drafters:
             return
         asks: list[Ask] = []
@@ -160,7 +161,7 @@ class Drafting(Guard[Sequence]):
 
     def _draft_forced(self, seq: Sequence, most: int) -> DraftTree | None:
         """What the structure of a request leaves no choice about needs no drafter, and no budget."""
-        if seq.state.grammar is None or not most:
+        if seq.state.grammar is None or most <= 0:
             return None
         tried, accepted = self._forced.get(seq, (0, 0))
         if tried >= FAIR_TRIAL and 2 * accepted < tried:

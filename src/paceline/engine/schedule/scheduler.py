@@ -241,9 +241,9 @@ class Scheduler:
         """Those of the running sequences who take part in the next step. A view: do not change it."""
         return self._filler.due()
 
-    def draft_rows(self, running: int) -> int:
-        """Rows that drafts may have in the next step, in which so many take part."""
-        return 0 if self.pressed else self._filler.draft_rows(running)
+    def draft_rows(self, apart: bool = False) -> int:
+        """Rows that drafts may have in the next step, planned `apart` or not."""
+        return 0 if self.pressed else self._filler.draft_rows(apart)
 
     @property
     def pressed(self) -> bool:

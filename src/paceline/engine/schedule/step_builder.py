@@ -46,9 +46,8 @@ class StepBuilder(Seats):
         self._spare = self.config.max_batch_tokens
         self._steps += 1
         self._logit_rows = self.config.max_logit_rows or self._spare
-        due = self.due() if turns else self.running
-        running = [seq for seq in due if not self.repeatable(seq)] if apart else due
-        draft_rows = self.draft_rows(len(running))
+        running = self._taking_part(apart, turns)
+        draft_rows = self._draft_rows(running)
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
@@ -87,15 +86,23 @@ class StepBuilder(Seats):
             self._admit(prompts)
         self._add_chunks(prompts)
         if not groups and not apart and not any(seq.in_flight for seq in self.running):
-            if due is not self.running:  # whose turn it is cannot run: it may wait for blocks of those who sit out
+            if running is not self.running:  # whose turn it is cannot run: it may wait for blocks of those who sit out
                 return self.fill(turns=False)
             if self._unlock():
                 return self.fill()
         return groups, *self._filled()
 
-    def draft_rows(self, running: int) -> int:
-        """What drafts may use in a step of so many: everyone gets one row first."""
-        return max(0, self.pace.decoding_rows(self.config.max_batch_tokens, drafts=True) - running)
+    def _taking_part(self, apart: bool, turns: bool = True) -> list[Sequence]:
+        due = self.due() if turns else self.running
+        return [seq for seq in due if not self.repeatable(seq)] if apart else due
+
+    def draft_rows(self, apart: bool = False) -> int:
+        """What drafts may use in the step that fill() would build now."""
+        return self._draft_rows(self._taking_part(apart))
+
+    def _draft_rows(self, running: list[Sequence]) -> int:
+        """Everyone gets one row first."""
+        return max(0, self.pace.decoding_rows(self.config.max_batch_tokens, drafts=True) - len(running))
 
     def due(self) -> list[Sequence]:
         """Who takes part in the next step: all who run; but where so many decode that everybody would wait long for a
