@@ -15,8 +15,8 @@ import torch
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.heads.interface import StoredRows
 
-MOST = 64
-"""Rows that may wait; a whole tile of rows or two cost the same."""
+MOST = 256
+"""Rows that may wait: what is done once for all of them takes as long as some dozens of rows do."""
 
 
 class Taken(NamedTuple):
@@ -37,6 +37,10 @@ class WaitingRows:
     @property
     def full(self) -> bool:
         return self._count >= MOST
+
+    def lie_at(self, slots: torch.Tensor) -> bool:
+        """Whether any of those that wait have one of these slots."""
+        return any(np.isin(step.rows.view.slots.numpy(), slots.numpy()).any() for step in self._steps)
 
     def add(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows) -> None:
         self._steps.append(Taken(tapped, rows))
