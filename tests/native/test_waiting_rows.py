@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.engine.execute.target_heads import MANY
 from paceline.engine.execute.waiting_rows import MOST, WaitingRows
 from paceline.kernels import cpu
 from paceline.kernels.layout import GroupView, Layout
@@ -60,16 +59,17 @@ def test_plain_steps_store_many_rows_at_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(stored) <= 4 and max(stored) >= MOST
 
 
-def test_a_long_prompt_takes_over_the_slots_of_rows_that_wait() -> None:
-    """Its rows are written at once, those of the text that had the slots before are not written over them later."""
+@pytest.mark.parametrize(("length", "blocks"), [(90, 14), (MOST + 14, 38)], ids=("waits too", "stored at once"))
+def test_a_prompt_takes_over_the_slots_of_rows_that_wait(length: int, blocks: int) -> None:
+    """Those of the text that had the slots before are not written over its own later."""
     kept = []
     for waits in (True, False):
-        llm = engine(kv_blocks=14, enable_prefix_caching=False)
+        llm = engine(kv_blocks=blocks, enable_prefix_caching=False)
         if not waits:
             llm.engine.heads._waiting = None
         llm.generate(TEXTS[:1], GREEDY, speculation=None)
-        prompt = [7 + 3 * place % 50 for place in range(10 * 9)]
-        assert len(prompt) >= MANY and len(prompt) + GREEDY.max_tokens > (14 - 4) * 8, "some blocks are the first text's"
+        assert length + GREEDY.max_tokens > (blocks - 4) * 8, "some blocks are the first text's"
+        prompt = [7 + 3 * place % 50 for place in range(length)]
         llm.generate([prompt], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True), speculation=None)
         llm.engine.heads.settle()
         kept.append(llm.engine.heads.planes(next(iter(llm.engine.heads.heads))))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.execute.waiting_rows import WaitingRows
+from paceline.engine.execute.waiting_rows import MOST, WaitingRows
 from paceline.errors import ConfigError
 from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.device.lookup import MOST_HEADS
@@ -24,8 +24,6 @@ from paceline.models.heads.rows import slots_before
 
 log = logging.getLogger("paceline.engine")
 
-MANY = 64
-"""Rows of a step that gain nothing by waiting for others."""
 GROUP = 0
 """The cache group under whose tables heads keep what they keep: full attention, where there is any."""
 
@@ -104,9 +102,8 @@ class TargetHeads:
         view = layout.views[GROUP]
         before = slots_before(layout, view) if self._looks_back else self._nowhere
         rows = StoredRows(tokens, layout, view, before)
-        if self._waiting is None or len(tokens) >= MANY:
-            if self._waiting is not None and self._waiting.lie_at(view.slots):
-                self.settle()  # what was in those slots before comes before
+        if self._waiting is None or len(tokens) >= MOST:  # many at once gain nothing by waiting
+            self.settle()
             self._store(context.tapped, rows)
             return
         self._waiting.add({tap: context.tapped[tap] for tap in self.taps}, rows)

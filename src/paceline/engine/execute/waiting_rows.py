@@ -16,7 +16,8 @@ from paceline.kernels.layout import GroupView, Layout
 from paceline.models.heads.interface import StoredRows
 
 MOST = 256
-"""Rows that may wait: what is done once for all of them takes as long as some dozens of rows do."""
+"""Rows that may wait: what is done once for all of them takes as long as some dozens of rows do, and most prompts are
+shorter, whose first token need not wait for it."""
 
 
 class Taken(NamedTuple):
@@ -37,10 +38,6 @@ class WaitingRows:
     @property
     def full(self) -> bool:
         return self._count >= MOST
-
-    def lie_at(self, slots: torch.Tensor) -> bool:
-        """Whether any of those that wait have one of these slots."""
-        return any(np.isin(step.rows.view.slots.numpy(), slots.numpy()).any() for step in self._steps)
 
     def add(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows) -> None:
         self._steps.append(Taken(tapped, rows))
