@@ -180,6 +180,8 @@ def test_somebody_answers_who_is_no_server(capsys: pytest.CaptureFixture[str]) -
     (["--url", "http://x", "--speculation", "ngram"], "for a server that is started here"),
     (["--url", "http://x", "--in-process"], "two places"),
     (["--engine-options", "{}"], "is for --in-process"),
+    (["--time-scale", "inf"], "--time-scale is a number, got inf"), (["--timeout", "inf"], "--timeout is a number"),
+    (["--temperature", "inf"], "--temperature is a number"), (["--temperature", "nan"], "--temperature"),
 ])
 def test_mistakes_are_explained(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *([] if "--url" in options else ["--url", "http://127.0.0.1:9"]), *options]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -11,17 +12,21 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.serve import serve
 from paceline.errors import ConfigError
+from paceline.models.native import FAMILIES
 from paceline.plan.advice import advise
 from paceline.plan.capacity import best_serving, blocks, copies_for, cost_per_million, memory_of
-from paceline.plan.drafters import METHODS, find_drafter
+from paceline.plan.drafters import METHODS, NATIVE, find_drafter
 from paceline.plan.hardware import find_hardware, from_dict
 from paceline.plan.known import find_shape
-from paceline.plan.planner import Workload, best_draft, cycle_cost, plan
+from paceline.plan.planner import TREES, Workload, best_draft, cycle_cost, plan
 from paceline.plan.report import as_dict, text
 from paceline.plan.roofline import Roofline
 from paceline.plan.speculation import expected_tokens
 from paceline.speculation.spec import BUILDERS, HEADS
+
+SERVER_OPTIONS = {"--" + name.replace("_", "-") for name in inspect.signature(serve).parameters}
 
 
 def options(found: Any) -> dict[str, str]:
@@ -182,6 +187,28 @@ def test_four_bits_on_a_cpu_are_computed_in_int8() -> None:
     assert "tensor_parallel_size=2" in options(plan("llama-3.1-8b", "h100x2", drafters=()))
 
 
+def test_targets_and_copies_are_advised_as_the_server_s_options() -> None:
+    found = plan("llama-3.1-8b", "h100", drafters=(), workload=Workload(
+        prompt=1000, output=200, rate=50, ttft_s=0.5, tpot_s=0.05))
+    told = options(found)
+    assert found.copies is not None and found.copies > 1 and found.serving is not None
+    copies = told[f"paceline serve --replicas {found.copies}"]
+    assert f"50 requests a second take {found.copies} copies" in copies and "each on h100" in copies
+    assert "nobody's drafts get rows" in told["paceline serve --target-ttft-ms 500"]
+    assert "paceline serve --target-tpot-ms 50" in told
+    for option in told:
+        if option.startswith("paceline serve"):
+            assert option.split()[2] in SERVER_OPTIONS
+    pairs = plan("llama-3.1-70b", "h100x4", drafters=(), workload=Workload(prompt=1000, output=200, rate=50))
+    assert "each on h100x4" in options(pairs)[f"paceline serve --replicas {pairs.copies}"]
+
+
+@pytest.mark.parametrize("work", [Workload(), Workload(rate=0.01), Workload(tpot_s=1e-4, ttft_s=1e-4)])
+def test_what_was_not_asked_or_cannot_be_met_is_not_advised(work: Workload) -> None:
+    told = options(plan("llama-3.1-8b", "h100", workload=work, drafters=()))
+    assert not any(option.startswith("paceline serve") for option in told)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_of_the_list_is_paceline_s_and_has_a_plan(method: str) -> None:
     assert method in BUILDERS
@@ -200,6 +227,53 @@ def test_what_must_agree_between_caches() -> None:
     assert "the target's" in found["skip"].cache and "planes" in found["eagle3"].cache
     assert found["draft:llama-3.2-1b"].sequence == find_shape("llama-3.2-1b").cache_bytes(4096)
     assert found["draft:llama-3.2-1b"].sequences < found["ngram"].sequences
+
+
+@pytest.mark.parametrize(("target", "hardware", "draft", "kv_dtype", "why"), [
+    ("deepseek-v2", "h200x8", "deepseek-v2-lite", "fp8", "latent of MLA"),
+    ("deepseek-v2", "h200x8", "deepseek-v2-lite", "bfloat16", None),
+    ("llama-2-7b", "epyc-9654", "mixtral-8x7b", "int8", "does not run mixtral models whole"),
+    ("llama-2-7b", "epyc-9654", "mixtral-8x7b", "float16", None),
+    ("llama-2-13b", "epyc-9654", "llama-2-7b", "int8", None)])
+def test_a_draft_model_s_cache_that_cannot_have_the_format_asked_for(target: str, hardware: str, draft: str,
+                                                                     kv_dtype: str, why: str | None) -> None:
+    found = plan(target, hardware, kv_dtype=kv_dtype, drafters=(f"draft:{draft}", "eagle3"))
+    said = [sentence for sentence in found.problems if "The cache of" in sentence]
+    assert len(said) == (why is not None)
+    assert all(f"The cache of draft:{draft} cannot be in {kv_dtype}: " in one and str(why) in one for one in said)
+
+
+def test_native_families_are_those_of_the_decoder() -> None:
+    assert NATIVE == FAMILIES
+
+
+def test_every_depth_acceptance_and_batch_has_a_row() -> None:
+    """A reader of the JSON can choose a depth for an acceptance that is not the one that was typed first."""
+    work = Workload(context=1024, batches=(1, 32))
+    found = plan("llama-3.1-8b", "h100", workload=work, drafters=("ngram", "dspark"), acceptance=(0.5, 0.9), k=6)
+    rows = json.loads(json.dumps(as_dict(found)))["by_k"]
+    depths = {"ngram": [1, 2, 3, 4, 5, 6, 7, 10, 16], "dspark": [1, 2, 3, 4, 5, 6, 7]}  # a block has 7
+    assert [(row["drafter"], row["batch"], row["acceptance"], row["k"]) for row in rows] == [
+        (drafter, batch, a, k) for drafter, known in depths.items() for batch in (1, 32) for a in (0.5, 0.9)
+        for k in known]
+    for row in rows:
+        drafter = found.drafters[list(depths).index(row["drafter"])]
+        cost = cycle_cost(found.roofline, drafter, row["batch"], 1024, row["k"])
+        assert row["tokens"] == pytest.approx(expected_tokens(row["acceptance"], row["k"]))
+        assert row["speed_up"] == pytest.approx(row["tokens"] / cost)
+    asked = {(row.drafter, row.batch, row.acceptance): row.speed_up for row in found.drafts}
+    assert asked == {(row["drafter"], row["batch"], row["acceptance"]): row["speed_up"] for row in rows
+                     if row["k"] == 6}
+
+
+def test_trees_are_planned_for_every_acceptance() -> None:
+    found = plan("llama-3.1-8b", "h100", drafters=("ngram", "eagle3"), acceptance=(0.5, 0.9))
+    assert [(row.drafter, row.acceptance, row.branches) for row in found.trees] == [
+        ("eagle3", a, branches) for a in (0.5, 0.9) for branches in TREES]
+    low, high = found.trees[:len(TREES)], found.trees[len(TREES):]
+    assert all(a.tokens < b.tokens and a.speed_up < b.speed_up for a, b in zip(low, high))
+    printed = {line.split()[2] for line in text(found).splitlines() if line.startswith("eagle3") and "2x2x1x1" in line}
+    assert printed == {"0.50", "0.90"}
 
 
 def test_a_report_has_every_part() -> None:

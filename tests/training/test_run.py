@@ -88,6 +88,46 @@ def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.Mon
     assert all(torch.equal(tensor, written[1][name]) for name, tensor in written[0].items())
 
 
+def test_prompts_that_the_target_makes_are_made_once(options: Any, monkeypatch: pytest.MonkeyPatch,
+                                                     tmp_path: Path) -> None:
+    """A run that was broken off behind them, and once more while it learned, ends with the weights of one that was
+    not."""
+    make, steps = supply.make_prompts, trainer.Trainer.train_step
+    made: list[int] = []
+
+    def counted(llm: LLM, count: int, *given: Any) -> list[str]:
+        made.append(count)
+        return make(llm, count, *given)
+
+    def stop(news: News) -> None:
+        if news.text == "16 prompts by the target itself":
+            signal.raise_signal(signal.SIGTERM)
+
+    def stopping(self: Any, progress: float) -> Any:
+        told = steps(self, progress)
+        if self.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return told
+
+    monkeypatch.setattr(supply, "make_prompts", counted)
+    whole, parts = (options(data=(), self_made=16, answers=12, steps=4, out=tmp_path / name)
+                    for name in ("whole", "parts"))
+    train(whole, quiet)
+    with pytest.raises(Interrupted, match="answers so far"):
+        train(parts, stop)
+    one, other = ((chosen.out / "data" / supply.SELF_MADE).read_text() for chosen in (whole, parts))
+    assert one == other and len(set(one.splitlines())) >= 8 and made == [16, 16]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "train_step", stopping)
+        with pytest.raises(Interrupted, match="at step 2"):
+            train(parts, quiet)
+    assert train(parts, quiet)["steps"] == 4 and (parts.out / "head").is_dir()
+    assert made == [16, 16]
+    before, after = state_of(whole.out), state_of(parts.out)
+    assert before["ids"] == after["ids"] and before["pool"] == after["pool"]
+    assert all(torch.equal(tensor, after["network"][name]) for name, tensor in before["network"].items())
+
+
 def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> None:
     chosen, before = options(), signal.getsignal(signal.SIGINT)
 

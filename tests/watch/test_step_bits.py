@@ -13,9 +13,11 @@ from serving import write_model
 from engine.tiny import tiny_engine, tiny_model
 from paceline.cli.main import main
 from paceline.errors import ConfigError
+from paceline.kernels import cpu
 from paceline.watch.step_bits import BitsReport, verify_steps
 
 POSITIONS = 10
+NATIVE = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built")
 
 
 def report(shape: str = "llama", **options: Any) -> BitsReport:
@@ -83,3 +85,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert printed["holds"] and printed["promised"] and printed["equal"] == printed["positions"]
     assert main(["verify", folder, "--deterministic", "--positions", "4", "--rows", "1"]) == 0
     assert "Verify steps give the bits of decode steps" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("quantization", "said"), [
+    pytest.param("int8", "weights in int8 from float32, cache in float32", marks=NATIVE),
+    pytest.param("blocks", "weights in blocks from float32, cache in float32", marks=NATIVE),
+    (None, "weights in float32, cache in float32")])
+def test_the_weights_format_is_part_of_what_is_said(quantization: str | None, said: str, tmp_path: Path,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits that hold in one format say nothing of another."""
+    asked = [] if quantization is None else ["--quantization", quantization]
+    main(["verify", str(write_model(tmp_path)), *asked, "--positions", "2", "--rows", "1", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["quantization"], printed["dtype"]) == (quantization, "float32")
+    assert said in printed["verdict"]

@@ -102,6 +102,9 @@ def serve(
     from paceline.bench.serving.load_test import LoadTest
     from paceline.bench.serving.target import Target
 
+    for name, number in (("--time-scale", time_scale), ("--timeout", timeout), ("--temperature", temperature)):
+        if not isfinite(number):
+            raise ConfigError(f"{name} is a number, got {number!r}.")
     test = LoadTest(
         levels(arrivals, _numbers(rate, "--rate", float), _numbers(concurrency, "--concurrency", int),
                trace is not None),

@@ -119,6 +119,17 @@ def _weights(plan: Plan) -> Iterator[Advice]:
 
 
 def _serving(plan: Plan) -> Iterator[Advice]:
+    work, one = plan.workload, plan.serving
+    if work.ttft_s is not None and plan.ttft_s <= work.ttft_s:
+        yield Advice(f"paceline serve --target-ttft-ms {1e3 * work.ttft_s:g}", "Tells the server of the target: while "
+                     "a prompt waits whose first token would be late, nobody's drafts get rows.")
+    if work.tpot_s is not None and one is not None:
+        yield Advice(f"paceline serve --target-tpot-ms {1e3 * work.tpot_s:g}", "Tells the server of the target: where "
+                     "not all drafts have room, those of requests that are slower come first.")
+    if work.rate is not None and one is not None and (plan.copies or 0) > 1:
+        yield Advice(f"paceline serve --replicas {plan.copies}", f"{work.rate:g} requests a second take {plan.copies} "
+                     f"copies of the model ({one.requests_per_s:.2f} a second each, 80 % of it planned with), each on "
+                     f"{plan.hardware.label}: one server before all of them.")
     if plan.ttft_s > 0.5 and max(plan.workload.batches) > 1:
         yield Advice("max_step_ms=100", f"A prompt of {plan.workload.prompt_tokens} tokens takes {plan.ttft_s:.1f} s: "
                      "in chunks nobody else waits that long for a token (the server's default).")

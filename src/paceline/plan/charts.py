@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.plan.planner import DEPTHS, Plan, cycle_cost
+from paceline.plan.planner import DEPTHS, Plan
 from paceline.plan.roofline import Roofline, mlp_intensity
 from paceline.plan.shape import BITS
-from paceline.plan.speculation import expected_tokens
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
 KINDS = (".html", ".svg", ".png")
@@ -65,9 +64,8 @@ def _depths(plan: Plan) -> Chart:
     for place, drafter in enumerate(plan.drafters):
         a = next(row.acceptance for row in plan.drafts if row.drafter == drafter.name)
         for batch in plan.workload.batches if place == 0 else plan.workload.batches[:1]:
-            points = [(float(k), expected_tokens(a, k) / cycle_cost(plan.roofline, drafter, batch,
-                                                                    plan.workload.context, k))
-                      for k in DEPTHS if k <= drafter.most]
+            points = [(float(row.k), row.speed_up) for row in plan.by_k if row.k in DEPTHS and (
+                row.drafter, row.batch, row.acceptance) == (drafter.name, batch, a)]
             lines.append(Line(f"{drafter.name} {a:.2f}, batch {batch}", points))
     return Chart("Speed-up by draft length", "K", "x plain decoding",
                  [Line("plain decoding", [(1.0, 1.0), (float(DEPTHS[-1]), 1.0)]), *lines])

@@ -11,12 +11,14 @@ from paceline.errors import ConfigError
 from paceline.plan.hardware import Hardware
 from paceline.plan.known import find_shape
 from paceline.plan.roofline import Roofline
-from paceline.plan.shape import FeedForward, Layer, ModelShape
+from paceline.plan.shape import CACHE_BITS, FeedForward, Layer, ModelShape
 from paceline.plan.speculation import acceptance_of
 
 DRAFT_VOCABULARY = 32_000
 HOST_S = 50e-6
 """Seconds a sequence's look-up takes the host."""
+NATIVE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose forward native code can run whole (models.native, which needs torch)."""
 _DRAFT_CACHE = "its own, in the target's kv_dtype"
 _TARGET_CACHE = "the target's: its kv_dtype is the drafter's too"
 _PLANES = "planes beside the target's, one entry a token"
@@ -66,6 +68,21 @@ class Drafter:
             return []
         return [f"{self.name} has a vocabulary of {self.vocab} tokens and {target.name} one of {target.vocab}: a draft "
                 "model needs the target's own tokenizer; choose one of the same family."]
+
+    def cache_limits(self, kv_dtype: str, hardware: Hardware) -> list[str]:
+        """Why its own cache cannot have the target's format, a sentence each. The engine keeps it in a wider one then
+        (ModelFiles.load), so that it drafts all the same and takes more than is counted."""
+        shape = self.shape if self.vocab is not None else None  # heads have planes beside the target's
+        if shape is None or CACHE_BITS[kv_dtype] >= 16:
+            return []
+        if "mla" in shape.kinds:
+            why = "the latent of MLA is key and value at once and stays in 16 bits or more"
+        elif (kv_dtype, hardware.kind) == ("int8", "cpu") and (shape.is_mixture or shape.model_type not in NATIVE):
+            why = f"the native CPU path, which alone has int8, does not run {shape.model_type} models whole"
+        else:
+            return []
+        return [f"The cache of {self.name} cannot be in {kv_dtype}: {why}. The engine keeps it in a wider "
+                "format, which is not counted here: choose another draft model, or a wider --kv-dtype for both."]
 
 
 def _head(target: ModelShape, layers: int, inputs: int, vocab: int) -> ModelShape:

@@ -92,6 +92,19 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthRow:
+    """A chain of K drafted tokens, whether it pays or not."""
+
+    drafter: str
+    batch: int
+    acceptance: float
+    k: int
+    tokens: float
+    """A cycle, the target's own counted."""
+    speed_up: float
+
+
+@dataclass(frozen=True, slots=True)
 class Beside:
     """What a drafter takes of the memory, and what of it must agree with the target."""
 
@@ -147,6 +160,7 @@ class Plan:
     rows: list[BatchRow]
     beside: list[Beside]
     drafts: list[DraftRow]
+    by_k: list[DepthRow]
     trees: list[TreeRow]
     limits: list[Limit]
     serving: Serving | None
@@ -206,8 +220,10 @@ def plan(model: str | ModelShape, hardware: str | Hardware | Calibration = "h100
         beside=[_beside(floor, one, work.context) for one in chosen],
         drafts=[best_draft(real, one, batch, work.context, a, k) for one in chosen for batch in work.batches
                 for a in acceptance or (one.acceptance,)],
-        trees=[_tree(real, one, branches, work, (acceptance or (one.acceptance,))[0]) for one in chosen
-               for branches in TREES if one.shape is not None],
+        by_k=[row for one in chosen for batch in work.batches
+              for row in _by_k(real, one, batch, work.context, acceptance or (one.acceptance,), k)],
+        trees=[_tree(real, one, branches, work, a) for one in chosen if one.shape is not None
+               for a in acceptance or (one.acceptance,) for branches in TREES],
         limits=[Limit(one.name, a, _limit(real, one, work.context, a, k, most)) for one in chosen
                 for a in acceptance or (one.acceptance,)],
         serving=at_most,
@@ -215,7 +231,7 @@ def plan(model: str | ModelShape, hardware: str | Hardware | Calibration = "h100
         dollars_per_million=(cost_per_million(paid, machine.count, at_most.tokens_per_s)
                              if paid and at_most is not None else None),
         drafters=chosen, comparisons=() if measured is None else measured.comparisons,
-        problems=_problems(shape, machine, work, memory, chosen, at_most, ttft))
+        problems=_problems(shape, machine, work, memory, chosen, at_most, ttft, kv_dtype))
 
 
 def usual_cache(shape: ModelShape, dtype: str | None) -> str:
@@ -245,6 +261,15 @@ def best_draft(real: Roofline, drafter: Drafter, batch: int, context: int, a: fl
     if k is None and gains[best] < 1.0:
         return DraftRow(drafter.name, batch, a, 0, 1.0, 1.0, break_even(1, costs[1]))
     return DraftRow(drafter.name, batch, a, best, expected_tokens(a, best), gains[best], break_even(best, costs[best]))
+
+
+def _by_k(real: Roofline, drafter: Drafter, batch: int, context: int, acceptance: Sequence[float], k: int | None
+          ) -> list[DepthRow]:
+    """All depths, and the one that was asked for."""
+    depths = sorted({*(depth for depth in DEPTHS if depth <= drafter.most), min(k or DEPTHS[0], drafter.most)})
+    costs = {depth: cycle_cost(real, drafter, batch, context, depth) for depth in depths}
+    return [DepthRow(drafter.name, batch, a, depth, expected_tokens(a, depth), expected_tokens(a, depth) / cost)
+            for a in acceptance for depth, cost in costs.items()]
 
 
 def _beside(floor: Roofline, drafter: Drafter, context: int) -> Beside:
@@ -279,7 +304,7 @@ def _attention_intensity(shape: ModelShape, kv_dtype: str, queries: int, keys: i
 
 
 def _problems(shape: ModelShape, machine: Hardware, work: Workload, memory: Memory, drafters: Sequence[Drafter],
-              at_most: Serving | None, ttft: float) -> list[str]:
+              at_most: Serving | None, ttft: float, kv_dtype: str) -> list[str]:
     found = [sentence for drafter in drafters for sentence in drafter.disagreements(shape)]
     if memory.left <= 0:
         found.append(f"The weights take {(memory.weights + memory.drafter) / 1e9:.1f} GB and {machine.label} has "
@@ -297,4 +322,5 @@ def _problems(shape: ModelShape, machine: Hardware, work: Workload, memory: Memo
     if work.ttft_s is not None and ttft > work.ttft_s:
         found.append(f"A prompt of {work.prompt_tokens} tokens takes {1e3 * ttft:.0f} ms when nobody else is there, "
                      f"above the {1e3 * work.ttft_s:.0f} asked for: use more cards, or share prefixes.")
+    found += [sentence for drafter in drafters for sentence in drafter.cache_limits(kv_dtype, machine)]
     return found

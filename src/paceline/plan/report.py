@@ -35,6 +35,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "decode": [asdict(row) for row in plan.rows],
         "drafters": [asdict(one) | {"source": drafter.source} for one, drafter in zip(plan.beside, plan.drafters)],
         "speculation": [asdict(row) for row in plan.drafts],
+        "by_k": [asdict(row) for row in plan.by_k],
         "trees": [asdict(row) for row in plan.trees],
         "limits": [asdict(row) for row in plan.limits],
         "serving": None if plan.serving is None else asdict(plan.serving),
@@ -113,9 +114,10 @@ def _beside(plan: Plan) -> str:
 
 
 def _trees(plan: Plan) -> str:
-    rows = [[row.drafter, str(row.batch), "x".join(map(str, row.branches)), str(row.nodes), f"{row.tokens:.2f}",
-             f"{row.speed_up:.2f}x"] for row in plan.trees]
-    return table("Trees", ["drafter", "batch", "children", "nodes", "tokens", "speed-up"], rows) if rows else ""
+    rows = [[row.drafter, str(row.batch), f"{row.acceptance:.2f}", "x".join(map(str, row.branches)), str(row.nodes),
+             f"{row.tokens:.2f}", f"{row.speed_up:.2f}x"] for row in plan.trees]
+    return table("Trees", ["drafter", "batch", "acceptance", "children", "nodes", "tokens", "speed-up"],
+                 rows) if rows else ""
 
 
 def _serving(plan: Plan) -> str:

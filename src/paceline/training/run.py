@@ -96,16 +96,19 @@ class Run:
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         compiles = device.type == "cuda" and options.compile == "auto"
         self.target = Target(self.llm, choose_taps(options, self.llm.engine.model.config), rows, compiles)
-        self.factory = Factory(options, self.llm, self.target, path, compiles, pruned)
+        self.factory = Factory(options, self.llm, self.target, path, compiles, pruned,
+                               None if begun is None else begun.config)
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
         if saved is not None:
             self.clock.go_on(saved["elapsed"])
             begun = None
         if begun is not None:
             self.factory.check(begun)
-            if begun.config.own_lm_head:
-                self.show(News("init", 0.0, f"{options.init} has output matrices of its own: they are left behind, and "
-                                            "what is trained drafts through the target's."))
+            behind = [what for what, there in (("embeddings", begun.config.own_embedding),
+                                               ("output matrices", begun.config.own_lm_head)) if there]
+            if behind:
+                self.show(News("init", 0.0, f"{options.init} has {' and '.join(behind)} of its own: they are left "
+                                            "behind, and what is trained drafts through the target's."))
         known = not options.self_made or (options.out / "data" / SELF_MADE).exists()
         engine |= {"max_num_seqs": at_once, "kv_blocks": engines.kv_blocks}
         if known:

@@ -33,6 +33,13 @@ def shaped_like(options: TrainOptions, head: HeadConfig) -> TrainOptions:
                    intermediate=options.intermediate or head.intermediate_size or None)
 
 
+def going_on(config: HeadConfig, head: HeadConfig) -> HeadConfig:
+    """`config`, where it is this head that is trained further: others publish heads with attention, norms and positions
+    unlike their target's, and the weights mean nothing under those of the target."""
+    return replace(config, num_heads=head.num_heads, num_kv_heads=head.num_kv_heads, head_dim=head.head_dim,
+                   norm_eps=head.norm_eps, rope_theta=head.rope_theta)
+
+
 def draft_shape(options: TrainOptions, target: ModelConfig) -> LlamaShape:
     """Of a draft model: the target's width, few layers."""
     if target.latent is not None or target.rope.kind != "default" or target.learned_positions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,14 @@ from paceline.models.config import ModelConfig
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.formats.read import read_head
 from paceline.models.heads.formats.write import write_head
+from paceline.models.heads.tensors import expected
 from paceline.models.load.opening import open_checkpoint
 from paceline.quantize.writer import FolderWriter, new_folder, write_tokenizer
 
 NAME = "head"
 MODEL = "model"
+UNTRAINED = ("norm_before_residual", "rope_scaling", "sample_from_anchor")
+"""What no tensor tells of, and heads that are trained here always have the same way."""
 
 
 def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray) -> None:
@@ -50,6 +53,20 @@ class Begun:
     tensors: dict[str, torch.Tensor]
     ids: np.ndarray
     mask: int | None
+
+    def check(self, trained: HeadConfig) -> None:
+        """A ConfigError where there is more to this head than to the one that is trained: without that its other
+        weights would draft badly, and nothing would say why. Its own matrices of the vocabulary may stay behind."""
+        config = self.config
+        known = expected(replace(trained, own_embedding=config.own_embedding, own_lm_head=config.own_lm_head,
+                                 whole_vocabulary=False))
+        more = sorted(self.tensors.keys() - known.keys())
+        more += [name for name in UNTRAINED if getattr(config, name) != getattr(trained, name)]
+        if more:
+            shown = ", ".join(more[:3]) + (f" and {len(more) - 3} more" if len(more) > 3 else "")
+            raise ConfigError(f"--init: that head has {shown}, which the one that is trained has no place for: use the "
+                              "settings that head was trained with, or, where no setting is about that, begin without "
+                              "--init.")
 
 
 def read(folder: Path, kind: str, target: ModelConfig) -> Begun:

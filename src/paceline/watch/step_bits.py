@@ -93,6 +93,10 @@ class BitsReport:
     model: str
     device: str
     kernels: str
+    dtype: str
+    """That the weights were read as."""
+    quantization: str | None
+    """How they were packed after that (EngineOptions.quantization); None: they are floats."""
     kv_dtype: str
     promised: bool
     """Whether this mode promises the same bits."""
@@ -118,7 +122,9 @@ class BitsReport:
     @property
     def verdict(self) -> str:
         """A sentence that can be quoted."""
-        where = f"{self.model} on {self.device} ({self.kernels} kernels, cache in {self.kv_dtype})"
+        weights = self.dtype if self.quantization is None else f"{self.quantization} from {self.dtype}"
+        where = (f"{self.model} on {self.device} ({self.kernels} kernels, weights in {weights}, cache in "
+                 f"{self.kv_dtype})")
         if self.holds:
             return (f"Verify steps give the bits of decode steps: {where}, logits of {self.positions:,} positions in "
                     f"{len(self.compared)} circumstances, keys and values included.")
@@ -132,7 +138,8 @@ class BitsReport:
                 "--deterministic promises them.")
 
     def as_dict(self) -> dict[str, Any]:
-        names = ("model", "device", "kernels", "kv_dtype", "promised", "holds", "positions", "equal", "verdict")
+        names = ("model", "device", "kernels", "dtype", "quantization", "kv_dtype", "promised", "holds", "positions",
+                 "equal", "verdict")
         return {name: getattr(self, name) for name in names} | {
             "compared": [{name: getattr(one, name) for name in (*one.__slots__, "holds")} for one in self.compared]}
 
@@ -263,7 +270,8 @@ def verify_steps(engine: Engine, model: str, positions: int, rows: int) -> BitsR
     """All circumstances."""
     if not LEAST_ROWS <= rows <= MOST_ROWS:
         raise ConfigError(f"--rows must be from {LEAST_ROWS} to {MOST_ROWS}, got {rows}.")
-    kv_dtype = str(engine.storage.dtype).removeprefix("torch.")
-    report = BitsReport(model, str(engine.storage.device), engine.kernels.name, kv_dtype, engine.kernels.deterministic)
+    setup = engine.setup
+    report = BitsReport(model, str(engine.storage.device), setup.kernels, setup.dtype, setup.quantization,
+                        setup.kv_dtype, setup.deterministic)
     report.compared.extend(StepBits(engine, positions).compare(rows))
     return report
