@@ -166,6 +166,27 @@ def drawn_from_less(patch: Any) -> dict[str, Any]:
     return wish("rejection")
 
 
+class Untruncated(BigramDrafter):
+    """Draws from the whole and declares the likelier half."""
+
+    def __init__(self, shape: tuple[int, ...], least: float) -> None:
+        """`least`: what is declared for the others. Where it is 0 the engine sees what is wrong with a draft of one of
+        them; a drafter that keeps its logarithms finite has more."""
+        super().__init__(Q, shape)
+        half = [np.where(row >= np.median(row), row, 0.0) for row in Q]
+        self._declared = [np.maximum(row / row.sum(), least) for row in half]
+
+    def tree(self, text: list[int], seed: int, depth: int) -> DraftTree:
+        tree = super().tree(text, seed, depth)
+        tree.q = [self._declared[tree.tokens[parent] if parent >= 0 else text[-1]] for parent in tree.parents]
+        return tree
+
+
+def drawn_from_more(patch: Any, least: float = 1e-300, shape: tuple[int, ...] = CHAIN) -> dict[str, Any]:
+    register(patch, Untruncated(shape, least))
+    return wish("rejection")
+
+
 class Choosy(BigramDrafter):
     """Looks at what it drew and leaves it out where it is unlikely."""
 
