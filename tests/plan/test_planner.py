@@ -173,6 +173,18 @@ def test_the_two_cores_that_were_measured_are_planned_as_they_are(kv_dtype: str 
         assert 1e3 * row.tpot_s == pytest.approx(MEASURED[row.batch], rel=0.15)
 
 
+def test_a_first_token_waits_for_those_who_decode() -> None:
+    """Alone it is the prompt's own step; beside others half of theirs comes before it, and its own holds them too."""
+    found = plan("llama-3.1-8b", "h100", drafters=(), workload=Workload(context=4096, batches=(1, 8, 64)))
+    alone, few, many = found.rows
+    assert alone.ttft_s == pytest.approx(found.ttft_s)
+    real = Roofline(found.shape, found.hardware.sustained(), found.dtype, found.kv_dtype)
+    for row in (few, many):
+        beside = real.mixed([(1, 3072, 0), (row.batch - 1, 1, 4096)]).total
+        assert row.ttft_s == pytest.approx(beside + real.decode(row.batch - 1, 4096) / 2)
+    assert alone.ttft_s < few.ttft_s < many.ttft_s < alone.ttft_s + 1.5 * many.tpot_s
+
+
 def test_four_bits_on_a_cpu_are_computed_in_int8() -> None:
     """195 tok/s alone and 439 with eight at once, from 64 tokens to 192, were measured of a file's 4-bit blocks: one is
     quicker than in int8, eight are slower."""
@@ -279,8 +291,8 @@ def test_trees_are_planned_for_every_acceptance() -> None:
 def test_a_report_has_every_part() -> None:
     found = plan("qwen3-30b-a3b", "h100", workload=Workload(rate=1.0), drafters=("ngram", "eagle3"))
     written = text(found)
-    for part in ("30.532 billion", "FLOP/byte", "TPOT ms", "experts", "break-even", "Drafters in memory", "Trees",
-                 "for a million output tokens", "What to switch on"):
+    for part in ("30.532 billion", "FLOP/byte", "TTFT ms", "TPOT ms", "experts", "break-even", "Drafters in memory",
+                 "Trees", "for a million output tokens", "What to switch on"):
         assert part in written, part
     raw = json.loads(json.dumps(as_dict(found)))
     assert raw["model"]["parameters"] == 30_532_122_624

@@ -64,6 +64,9 @@ class BatchRow:
     """Decoding with so many sequences at once."""
 
     batch: int
+    ttft_s: float
+    """Of a prompt that comes while the others of them decode: half of their step, and one that holds it and them. Where
+    steps are kept shorter than that it is cut into pieces, and takes as many steps longer."""
     tpot_s: float
     floor_s: float
     """What data sheets would allow."""
@@ -216,7 +219,7 @@ def plan(model: str | ModelShape, hardware: str | Hardware | Calibration = "h100
         shape=shape, hardware=machine, dtype=dtype, kv_dtype=kv_dtype, workload=work, memory=memory, ttft_s=ttft,
         prefill_tokens_per_s=work.prompt_tokens / ttft, compute_batch=floor.compute_batch(),
         attention_decode=decoding, attention_prefill=prompting,
-        rows=[_batch_row(real, floor, batch, work.context, memory) for batch in work.batches],
+        rows=[_batch_row(real, floor, batch, work, memory) for batch in work.batches],
         beside=[_beside(floor, one, work.context) for one in chosen],
         drafts=[best_draft(real, one, batch, work.context, a, k) for one in chosen for batch in work.batches
                 for a in acceptance or (one.acceptance,)],
@@ -239,10 +242,15 @@ def usual_cache(shape: ModelShape, dtype: str | None) -> str:
     return found if found in ("float32", "float16") else "bfloat16"
 
 
-def _batch_row(real: Roofline, floor: Roofline, batch: int, context: int, memory: Memory) -> BatchRow:
+def _batch_row(real: Roofline, floor: Roofline, batch: int, work: Workload, memory: Memory) -> BatchRow:
+    context = work.context
     tpot = real.decode(batch, context)
+    ttft = real.prefill(work.prompt_tokens)
+    if batch > 1:
+        ttft = (real.decode(batch - 1, context) / 2
+                + real.mixed([(1, work.prompt_tokens, 0), (batch - 1, 1, context)]).total)
     feed = next((layer.feed_forward for layer in real.shape.layers if layer.feed_forward.experts), None)
-    return BatchRow(batch, tpot, floor.decode(batch, context), batch / tpot, batch <= memory.sequences,
+    return BatchRow(batch, ttft, tpot, floor.decode(batch, context), batch / tpot, batch <= memory.sequences,
                     floor.step(batch, 1, context).compute_bound, mlp_intensity(batch, BITS[real.dtype] / 8),
                     None if feed is None else coverage(feed.experts, feed.chosen, batch))
 

@@ -85,12 +85,12 @@ def _measured(plan: Plan) -> str:
 
 def _decode(plan: Plan) -> str:
     mixture = plan.shape.is_mixture
-    rows = [[str(row.batch), f"{1e3 * row.tpot_s:.2f}", f"{1e3 * row.floor_s:.2f}", f"{row.tokens_per_s:,.0f}",
-             f"{row.mlp_intensity:.0f}", *([f"{row.experts or 0:.0f}"] if mixture else []),
+    rows = [[str(row.batch), f"{1e3 * row.ttft_s:.1f}", f"{1e3 * row.tpot_s:.2f}", f"{1e3 * row.floor_s:.2f}",
+             f"{row.tokens_per_s:,.0f}", f"{row.mlp_intensity:.0f}", *([f"{row.experts or 0:.0f}"] if mixture else []),
              "compute" if row.compute_bound else "memory", "yes" if row.fits else "NO"] for row in plan.rows]
     return table(f"Decoding behind {plan.workload.context} tokens",
-                 ["batch", "TPOT ms", "floor ms", "tok/s", "FLOP/byte", *(["experts"] if mixture else []), "bound by",
-                  "fits"], rows)
+                 ["batch", "TTFT ms", "TPOT ms", "floor ms", "tok/s", "FLOP/byte",
+                  *(["experts"] if mixture else []), "bound by", "fits"], rows)
 
 
 def _drafts(plan: Plan) -> str:
