@@ -79,32 +79,24 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRow:
-    """One drafter at one batch and acceptance, at its best depth."""
+class DepthRow:
+    """A chain of K drafted tokens at one batch and acceptance, whether it pays or not."""
 
     drafter: str
     batch: int
     acceptance: float
     k: int
-    """0: drafting does not pay."""
     tokens: float
     """A cycle, the target's own counted."""
     speed_up: float
-    break_even: float | None
-    """Acceptance below which K, or 1 where that is 0, loses; None: it always does."""
 
 
 @dataclass(frozen=True, slots=True)
-class DepthRow:
-    """A chain of K drafted tokens, whether it pays or not."""
+class DraftRow(DepthRow):
+    """The best depth there; 0: drafting does not pay."""
 
-    drafter: str
-    batch: int
-    acceptance: float
-    k: int
-    tokens: float
-    """A cycle, the target's own counted."""
-    speed_up: float
+    break_even: float | None
+    """Acceptance below which K, or 1 where that is 0, loses; None: it always does."""
 
 
 @dataclass(frozen=True, slots=True)
