@@ -10,7 +10,10 @@ namespace {
 constexpr int kQueries = 32;    // queries of a tile, at most
 constexpr int kMostShared = 16; // query heads of a key head, at most
 constexpr int kWidest = 256;    // features of a head, at most
+constexpr int kTextsEach = 3;   // texts a thread from which on it takes all heads of one
 constexpr int kSpan = 4;        // key tiles that are folded together before anything else
+constexpr int kNarrowest = 16;  // features of a head, at least
+constexpr int kResults = kQueries * kWidest / kNarrowest;  // of queries that are worked on together, at most
 }  // namespace
 
 PagedAttention::PagedAttention(int heads, int kv_heads, int head_dim, Cache cache, const Kernels* kernels)
@@ -63,10 +66,15 @@ void PagedAttention::plan(const StepView& step, int threads) {
         }
     }
     split_keys_ = int64_t(tiles_.size()) * kv_heads_ < 4 * threads;
-    if (!split_keys_) return;
-    // Side by side, not a largest tile apart: strides of a power of two fight for the same lines of the caches.
     most_queries_ = 0;
     for (const Tile& tile : tiles_) most_queries_ = std::max(most_queries_, size_t(tile.rows * (heads_ / kv_heads_)));
+    // A key's heads lie side by side: who takes all of them reads memory in order. Where there are few texts, threads would
+    // wait for the one that has the last of them.
+    together_ = 1;
+    if (!split_keys_ && int64_t(tiles_.size()) >= kTextsEach * threads)
+        together_ = std::clamp(kQueries * kWidest / int(std::max<size_t>(1, most_queries_) * size_t(head_dim_)), 1, kv_heads_);
+    if (!split_keys_) return;
+    // Side by side, not a largest tile apart: strides of a power of two fight for the same lines of the caches.
     const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_spans_) * most_queries_;
     if (masses_.size() >= results) return;
     partial_.resize(results * size_t(head_dim_));
@@ -88,8 +96,8 @@ int64_t PagedAttention::last_key_tile(const Tile& tile) const {
 
 // ---------------------------------------------------------------- attention
 
-void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head, int64_t key_tile, float* out,
-                                 float* peak, float* mass) const {
+void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head, int before, int behind, int64_t key_tile,
+                                 float* out, float* peak, float* mass) const {
     const int d = head_dim_, share = heads_ / kv_heads_, queries = tile.rows * share;
     const Plan& plan = layer.plan;
     const Planes& planes = layer.planes;
@@ -118,11 +126,12 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
         view.value_scale[i] = planes.value_scales[at];
     }
     // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
-    // for the next tile while this one is worked on.
+    // for what comes next while this is worked on, the next head of the tile or the first one of the next tile.
     const int64_t next = from + kTile, after = std::min<int64_t>(next + kTile, start);
-    for (int64_t p = next; p + 4 <= after; p += 4)
+    if (behind > 0) std::fill(view.ahead, view.ahead + (view.count + 3) / 4, int64_t(width));
+    for (int64_t p = next; behind == 0 && p + 4 <= after; p += 4)
         if (keys[p + 3] - keys[p] == 3 && keys[p + 3 - kTile] - keys[p - kTile] == 3)
-            view.ahead[(p - next) / 4] = (keys[p] - keys[p - kTile]) * int64_t(stride);
+            view.ahead[(p - next) / 4] = (keys[p] - keys[p - kTile]) * int64_t(stride) - int64_t(before) * int64_t(width);
     for (int64_t p = next; cache_ == Cache::kI8 && head == 0 && p < after; p += 4) {
         __builtin_prefetch(planes.key_scales + size_t(keys[p]) * size_t(kv_heads_));
         __builtin_prefetch(planes.value_scales + size_t(keys[p]) * size_t(kv_heads_));
@@ -163,7 +172,7 @@ void PagedAttention::attend_span(const Layer& layer, const Tile& tile, int head,
     const int64_t last = std::min(span * kSpan + kSpan - 1, last_key_tile(tile));
     for (int64_t key_tile = first; key_tile <= last; key_tile++)
         for (int h = 0; h < heads; h++) {
-            attend_tile(layer, tile, head + h, key_tile, more, peak, mass);
+            attend_tile(layer, tile, head + h, h, heads - 1 - h, key_tile, more, peak, mass);
             fold({more, peak, mass}, queries, results[h]);
         }
 }
@@ -206,22 +215,27 @@ void PagedAttention::attend(Team& team, int id, const Planes& planes, int cache_
         attend_spans(team, id, layer, tasks.attended);
         team.barrier();
     }
-    // Whether spans were shared out or not: the same sums in the same order.
+    // Whether spans were shared out or not, and however many heads are taken together: the same sums in the same order.
     alignas(64) float sum[kQueries * kWidest], more[kQueries * kWidest];
-    float peak[kQueries], mass[kQueries], more_peak[kQueries], more_mass[kQueries];
-    const Result total{sum, peak, mass};
-    const int jobs = int(tiles_.size()) * heads;
+    float peak[kResults], mass[kResults], more_peak[kResults], more_mass[kResults];
+    const int parts = (heads + together_ - 1) / together_, jobs = int(tiles_.size()) * parts;
+    std::vector<Result> spans;
     for (int job; (job = tasks.merged.fetch_add(1, std::memory_order_relaxed)) < jobs;) {
-        const Tile& tile = tiles_[size_t(job / heads)];
-        const int head = job % heads, queries = tile.rows * (heads_ / heads);
-        std::fill(peak, peak + queries, -INFINITY);
+        const Tile& tile = tiles_[size_t(job / parts)];
+        const int head = job % parts * together_, company = std::min(together_, heads - head);
+        const int queries = tile.rows * (heads_ / heads), floats = queries * head_dim_;
+        std::fill(peak, peak + company * queries, -INFINITY);
         const int64_t last = last_key_tile(tile) / kSpan;
         for (int64_t span = first_key_tile(layer.plan, tile) / kSpan; span <= last; span++) {
-            const Result result = split_keys_ ? partial(job, span) : Result{more, more_peak, more_mass};
-            if (!split_keys_) attend_span(layer, tile, head, 1, span, &result);
-            fold(result, queries, total);
+            spans.clear();
+            for (int h = 0; h < company; h++)
+                spans.push_back(split_keys_ ? partial(job, span)
+                                            : Result{more + h * floats, more_peak + h * queries, more_mass + h * queries});
+            if (!split_keys_) attend_span(layer, tile, head, company, span, spans.data());
+            for (int h = 0; h < company; h++)
+                fold(spans[size_t(h)], queries, {sum + h * floats, peak + h * queries, mass + h * queries});
         }
-        finish(tile, head, sum, mass, out);
+        for (int h = 0; h < company; h++) finish(tile, head + h, sum + h * floats, mass + h * queries, out);
     }
 }
 

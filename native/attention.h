@@ -75,7 +75,8 @@ class PagedAttention {
     // What the queries of a tile have seen: weighted values, the largest score, the sum of the weights.
     struct Result { float *sum, *peak, *mass; };
 
-    void attend_tile(const Layer& layer, const Tile& tile, int head, int64_t key_tile, float* out, float* peak,
+    // `before` and `behind`: heads that the same thread takes of this tile too, lower and higher ones.
+    void attend_tile(const Layer& layer, const Tile& tile, int head, int before, int behind, int64_t key_tile, float* out, float* peak,
                      float* mass) const;
     // A span: kSpan key tiles, folded in order by themselves. Which keys a span holds depends on their positions alone.
     void attend_span(const Layer& layer, const Tile& tile, int head, int heads, int64_t span, const Result* results) const;
@@ -98,6 +99,7 @@ class PagedAttention {
     std::vector<int64_t> seen_;                    // [rows] the last key that a row sees: its own, or its group's last
     int64_t most_spans_ = 0;
     size_t most_queries_ = 0;                      // of a tile, all its rows and heads of a key head together
+    int together_ = 1;                             // key heads that a thread takes of a tile
     bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well
     std::vector<float> partial_, peaks_, masses_;  // then: the results of every span, grown as needed
 };

@@ -62,13 +62,13 @@ __attribute__((noinline)) void int8_softmax(float* w, const Int8Tile& view, int 
 }
 
 template <int NQ, int D, class Source>
-void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& values,
+void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& source,
                          const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
     alignas(64) float w[NQ * kTile];
     const int8_t* query[NQ];
     float unit[NQ];
     for (int a = 0; a < NQ; a++) query[a] = reinterpret_cast<const int8_t*>(q[a]);
-    int8_scores<NQ, D>(query, view, d, w);
+    int8_scores<NQ, D>(query, source, view, d, w);
     for (int a = 0; a < NQ; a++) {
         if (low[a] >= high[a]) {
             peak[a] = -INFINITY;
@@ -82,18 +82,18 @@ void attend_int8_queries(const float* const* q, const int* low, const int* high,
     }
     Weights<NQ> weights;
     weights.take(w, view.begin, view.end);
-    int8_weigh<NQ>(weights, values, view, d, unit, out);
+    int8_weigh<NQ>(weights, source, view, d, unit, out);
 }
 
 template <class Source>
-void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& values,
+void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& source,
                       const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
     const auto attend = [&](auto count, int a) {
         constexpr int NQ = decltype(count)::value;
         if (d == 64)
-            attend_int8_queries<NQ, 64>(q + a, low + a, high + a, values, view, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 64>(q + a, low + a, high + a, source, view, d, out + a, peak + a, mass + a);
         else
-            attend_int8_queries<NQ, 0>(q + a, low + a, high + a, values, view, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 0>(q + a, low + a, high + a, source, view, d, out + a, peak + a, mass + a);
     };
     int a = 0;
     for (; a + 3 <= queries; a += 3) attend(std::integral_constant<int, 3>(), a);
@@ -122,7 +122,11 @@ void attend_int8(const float* const* q, int queries, const int* low, const int* 
     if (queries > 3)
         return attend_int8_from(q, queries, low, high, Interleaved(view, d), view, d, out, peak, mass);
 #endif
+#if PACELINE_VNNI
+    attend_int8_from(q, queries, low, high, InterleavedKeys(view, d), view, d, out, peak, mass);
+#else
     attend_int8_from(q, queries, low, high, view, view, d, out, peak, mass);
+#endif
 }
 
 }  // namespace

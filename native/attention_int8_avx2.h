@@ -14,8 +14,8 @@ inline __m256i widened_signed(const void* p) {
 inline __m256i widened(const void* p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
 
 // out[a * kTile + key] = (query . key) * scale of the key, for the fours of keys that [from, to) touches.
-template <int NQ, int D>
-__attribute__((noinline)) void int8_scores(const int8_t* const* q, const Int8Tile& view, int size, float* out) {
+template <int NQ, int D, class Source>
+__attribute__((noinline)) void int8_scores(const int8_t* const* q, const Source&, const Int8Tile& view, int size, float* out) {
     const int d = D ? D : size;
     alignas(32) int16_t queries[NQ][D ? D : kLargestHead];
     for (int a = 0; a < NQ; a++)

@@ -1,6 +1,7 @@
 // The two integer products of attention over int8 keys and values: queries with keys, weights with values.
 //
-// In NEON, in AVX2 (a file of its own), and plainly for everybody else: integer sums are exact, so all give the same bits.
+// In NEON, in AVX2 and in AVX-512 (files of their own), and plainly for everybody else: integer sums are exact, so all give
+// the same bits. Keys and values are taken from the cache (Int8Tile), or from where somebody has laid them out anew.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,9 @@
 
 #include "attention_int8_tile.h"
 
-#if PACELINE_AVX2
+#if PACELINE_VNNI
+#include "attention_int8_vnni.h"
+#elif PACELINE_AVX2
 #include "attention_int8_avx2.h"
 #else
 
@@ -20,8 +23,8 @@ namespace {
 template <int D> constexpr int width_of(int d) { return D ? D : d; }
 
 // out[a * kTile + key] = (query . key) * scale of the key, for the fours of keys that [from, to) touches.
-template <int NQ, int D>
-__attribute__((noinline)) void int8_scores(const int8_t* const* q, const Int8Tile& view, int size, float* out) {
+template <int NQ, int D, class Source>
+__attribute__((noinline)) void int8_scores(const int8_t* const* q, const Source&, const Int8Tile& view, int size, float* out) {
     const int d = width_of<D>(size);
     const int32x4_t zero = {kMagicBits, 0, 0, 0};
     const float32x4_t magic = vdupq_n_f32(kMagic);
@@ -195,7 +198,8 @@ inline void int8_weigh(const Weights<NQ>& weights, const Source& values, const I
 
 #else
 
-template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const Int8Tile& view, int d, float* out) {
+template <int NQ, int D, class Source>
+inline void int8_scores(const int8_t* const* q, const Source&, const Int8Tile& view, int d, float* out) {
     for (int key = view.from; key < view.to; key++) {
         const int8_t* k = static_cast<const int8_t*>(view.key[key]);
         for (int a = 0; a < NQ; a++) {

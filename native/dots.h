@@ -143,7 +143,7 @@ inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 #elif PACELINE_AVX2
 
 #if PACELINE_VNNI
-constexpr int kWaitingRows = 8, kAhead = 8192;  // two groups at once are through with theirs sooner
+constexpr int kWaitingRows = 16, kAhead = 8192;  // two groups at once are through with theirs sooner
 #else
 constexpr int kWaitingRows = 8, kAhead = 2048;
 #endif
@@ -179,6 +179,9 @@ inline __m256i four_columns(const int8_t* x) {
 #if PACELINE_VNNI
 
 constexpr int kRowsAtOnce = 8;  // twice as many vector registers hold twice as many sums
+// The same over two groups. 32 registers hold two sums for each of 12 rows and what is multiplied; a pass of its own for a
+// few rows more would take longer than keeping the sums of up to 16 in memory does.
+constexpr int kPairRows = 12, kMostPairRows = 16;
 
 // Bytes without a sign times bytes with one, summed by fours onto 32 bits: nothing can overflow.
 template <int M> inline void dot_q4(const uint8_t* w, const RowBlock& x, Dots* out) {
@@ -234,19 +237,24 @@ struct Sixteen {
 inline Sixteen operator*(Sixteen x, Sixteen y) { return {_mm512_mul_ps(x.v, y.v)}; }
 inline Sixteen fma(Sixteen x, float s, Sixteen z) { return {_mm512_fmadd_ps(x.v, _mm512_set1_ps(s), z.v)}; }
 
+struct __attribute__((packed, may_alias)) Four {
+    int32_t columns;
+};
+
 // dot_q8 of a block of two groups.
 template <int M> inline void dot_q8_pair(const uint8_t* w, const uint8_t* other, const RowBlock& x, Sixteen* out) {
     const __m512i more = _mm512_set1_epi8(-128);
     __m512i sums[M];
     for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(x.start(m));
+#pragma GCC unroll 8
     for (int l = 0; l < 8; l++) {
         const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 * l));
         const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(other + 32 * l));
         const __m512i p = _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), more);
         for (int m = 0; m < M; m++) {
-            int32_t four;
-            std::memcpy(&four, x.values(m) + 4 * l, 4);
-            sums[m] = _mm512_dpbusd_epi32(sums[m], p, _mm512_set1_epi32(four));
+            // Of the intrinsic compilers make two instructions, and spill.
+            const Four* four = reinterpret_cast<const Four*>(x.values(m) + 4 * l);
+            asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[m]) : "v"(p), "m"(*four));
         }
     }
     for (int m = 0; m < M; m++) out[m] = {_mm512_cvtepi32_ps(sums[m])};

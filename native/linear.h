@@ -28,7 +28,11 @@ inline int store_rounded(const V (&x)[kBlock / V::width], int8_t* out) {
     const __m256i mixed = _mm256_packs_epi16(rounded_halves(x[0], x[1]), rounded_halves(x[2], x[3]));
     const __m256i rounded = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounded);
+#if PACELINE_VNNI
+    const __m256i eight = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), rounded);
+#else
     const __m256i eight = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), rounded), _mm256_set1_epi16(1));
+#endif
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
@@ -176,7 +180,7 @@ inline void multiply_pair(const uint8_t* w, const uint8_t* other, RowBlock x, in
     }
 }
 
-template <Format format, int M = kRowsAtOnce>
+template <Format format, int M = kMostPairRows>
 inline void multiply_pair_rows(const uint8_t* w, const uint8_t* other, const RowBlock& x, int rows, int blocks, float* y, int ldy,
                            bool add) {
     if constexpr (M > 1) {
@@ -188,8 +192,8 @@ inline void multiply_pair_rows(const uint8_t* w, const uint8_t* other, const Row
 // A group and the next one, rows [from, to): all of them. Returns `to`.
 template <Format format>
 inline int multiply_pairs(const uint8_t* w, size_t group_bytes, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
-    for (int row = from; row < to; row += kRowsAtOnce) {
-        const int rows = to - row < kRowsAtOnce ? to - row : kRowsAtOnce;
+    for (int row = from, rows; row < to; row += rows) {
+        rows = to - row <= kMostPairRows ? to - row : kPairRows;
         multiply_pair_rows<format>(w, w + group_bytes, RowBlock(x, row), rows, x.blocks, y + size_t(row) * size_t(ldy), ldy, add);
     }
     return to;

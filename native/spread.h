@@ -57,13 +57,19 @@ template <int count> inline void spread(V (&x)[count]) {
     within(std::integral_constant<int, 1>());
     within(std::integral_constant<int, 2>());
     if constexpr (W > 4) within(std::integral_constant<int, 4>());
-    for (int n = 1; n < count; n *= 2)
-        for (int i = 0; i < count; i += 2 * n)
-            for (int j = i; j < i + n; j++) {
-                const V a = x[j], b = x[j + n];
-                x[j] = a + b;
-                x[j + n] = a - b;
-            }
+    // By constants: with loops of unknown length compilers take the vectors through memory.
+    const auto among = [&](auto step) {
+        constexpr int n = decltype(step)::value;
+        for (int i = 0; i < count / 2; i++) {
+            const int j = i / n * 2 * n + i % n;
+            const V a = x[j], b = x[j + n];
+            x[j] = a + b;
+            x[j + n] = a - b;
+        }
+    };
+    among(std::integral_constant<int, 1>());
+    among(std::integral_constant<int, 2>());
+    if constexpr (count > 4) among(std::integral_constant<int, 4>());
 }
 
 }  // namespace
