@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.tiny import tiny_engine, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.async_llm import AsyncLLM
 from paceline.config import EngineOptions
+from paceline.engine import profile as profile_module
 from paceline.engine.build import engine_for
 from paceline.engine.calibration import calibrate
 from paceline.engine.core import Engine
@@ -101,6 +103,19 @@ def measured() -> StepCost:
             cost.observe(Load(rows), seconds)
     cost.observe(Load(0, 0.0, 64, 64 * 32.0), 0.1)
     return cost
+
+
+def test_a_profile_of_other_kernels_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    built = tmp_path / "kernels.so"
+    built.write_bytes(b"one")
+    monkeypatch.setattr(profile_module, "load", lambda: SimpleNamespace(__file__=str(built)))
+    Profile(model="a").save(measured())
+    assert Profile(model="a").load(StepCost())
+    built.write_bytes(b"two")
+    assert not Profile(model="a").load(StepCost())
+    monkeypatch.setattr(profile_module, "load", lambda: None)
+    assert not Profile(model="a").load(StepCost()) and Profile(model="a").facts["build"] == ""
 
 
 def test_a_profile_is_found_by_the_same_model_and_machine_alone(tmp_path: Path,

@@ -104,7 +104,7 @@ def test_prompts_are_answered_or_continued(server: ServerThread, offline: LLM) -
 
 def test_without_a_number_it_goes_on_to_the_end_of_the_context() -> None:
     with served(tiny_engine(tokenizer=byte_tokenizer(), max_model_len=64)) as url:
-        for options in ({}, {"num_predict": -1}):
+        for options in ({"seed": 1}, {"seed": 1, "num_predict": -1}):
             answer = httpx.post(f"{url}/api/generate", timeout=WAIT, json={
                 "model": NAME, "prompt": "abc", "stream": False, "options": options}).json()
             assert answer["eval_count"] > 16 and answer["prompt_eval_count"] == 3

@@ -234,7 +234,8 @@ def test_cached_prompt_tokens_are_counted(client: openai.OpenAI) -> None:
 
 
 def test_a_trace_comes_back(client: openai.OpenAI, offline: LLM) -> None:
-    answer = client.completions.create(model=NAME, prompt="The quick", max_tokens=6, extra_body={"trace": True})
+    answer = client.completions.create(model=NAME, prompt="The quick", max_tokens=6, seed=1,
+                                       extra_body={"trace": True})
     trace = Trace.from_dict(answer.paceline["trace"])
     assert len(trace.tokens) == 6
     report = replay_on(offline.engine, trace)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.hub.cache import cache_dir
+from paceline.kernels.cpu.library import load
 from paceline.speculation.step_cost import StepCost
 
 LARGEST = 1 << 20
@@ -38,13 +39,22 @@ def _version() -> str:
         return ""
 
 
+def _build() -> str:
+    """Of the native kernels, of which a version has many where somebody works on it: each has step times of its own."""
+    native = load()
+    with suppress(OSError, AttributeError, TypeError):
+        return sha256(Path(native.__file__).read_bytes()).hexdigest()[:16]  # type: ignore[union-attr]
+    return ""
+
+
 class Profile:
     """One file, found by everything that step times depend on. Without it, with a broken one or one that cannot be
     written, the engine measures anew."""
 
     def __init__(self, **facts: Any) -> None:
         """`facts`: of model and machine."""
-        self.facts = {"version": _version(), "cores": os.cpu_count()} | {name: str(one) for name, one in facts.items()}
+        self.facts = {"version": _version(), "build": _build(), "cores": os.cpu_count()} | {
+            name: str(one) for name, one in facts.items()}
         self._name = sha256(json.dumps(self.facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
     @property
