@@ -10,7 +10,7 @@ namespace {
 constexpr int kQueries = 32;    // queries of a tile, at most
 constexpr int kMostShared = 16; // query heads of a key head, at most
 constexpr int kWidest = 256;    // features of a head, at most
-constexpr int kTextsEach = 3;   // texts a thread from which on it takes all heads of one
+constexpr int kTilesEach = 3;   // of the longest, by whose work a thread takes several heads of a tile at once
 constexpr int kSpan = 4;        // key tiles that are folded together before anything else
 constexpr int kNarrowest = 16;  // features of a head, at least
 constexpr int kResults = kQueries * kWidest / kNarrowest;  // of queries that are worked on together, at most
@@ -68,10 +68,16 @@ void PagedAttention::plan(const StepView& step, int threads) {
     split_keys_ = int64_t(tiles_.size()) * kv_heads_ < 4 * threads;
     most_queries_ = 0;
     for (const Tile& tile : tiles_) most_queries_ = std::max(most_queries_, size_t(tile.rows * (heads_ / kv_heads_)));
-    // A key's heads lie side by side: who takes all of them reads memory in order. Where there are few texts, threads would
-    // wait for the one that has the last of them.
+    // A key's heads lie side by side: who takes several of them reads memory in order. With little work, or most of it in
+    // one tile, the other threads would wait for whoever has the last of it.
+    int64_t all = 0, longest = 0;
+    for (const Tile& tile : tiles_) {
+        const int64_t keys = seen_[size_t(tile.row + tile.rows - 1)] + 1;
+        all += keys;
+        longest = std::max(longest, keys);
+    }
     together_ = 1;
-    if (!split_keys_ && int64_t(tiles_.size()) >= kTextsEach * threads)
+    if (!split_keys_ && longest > 0 && all >= kTilesEach * threads * longest)
         together_ = std::clamp(kQueries * kWidest / int(std::max<size_t>(1, most_queries_) * size_t(head_dim_)), 1, kv_heads_);
     if (!split_keys_) return;
     // Side by side, not a largest tile apart: strides of a power of two fight for the same lines of the caches.

@@ -75,9 +75,9 @@ class PagedAttention {
     // What the queries of a tile have seen: weighted values, the largest score, the sum of the weights.
     struct Result { float *sum, *peak, *mass; };
 
-    // `before` and `behind`: heads that the same thread takes of this tile too, lower and higher ones.
-    void attend_tile(const Layer& layer, const Tile& tile, int head, int before, int behind, int64_t key_tile, float* out, float* peak,
-                     float* mass) const;
+    // before, behind: how many heads of this tile the same thread takes before and after this one.
+    void attend_tile(const Layer& layer, const Tile& tile, int head, int before, int behind, int64_t key_tile, float* out,
+                     float* peak, float* mass) const;
     // A span: kSpan key tiles, folded in order by themselves. Which keys a span holds depends on their positions alone.
     void attend_span(const Layer& layer, const Tile& tile, int head, int heads, int64_t span, const Result* results) const;
     void attend_spans(Team& team, int id, const Layer& layer, std::atomic<int>& next);

@@ -57,6 +57,7 @@ template <int count> inline void spread(V (&x)[count]) {
     within(std::integral_constant<int, 1>());
     within(std::integral_constant<int, 2>());
     if constexpr (W > 4) within(std::integral_constant<int, 4>());
+    static_assert(count == 4 || count == 8);
     // By constants: with loops of unknown length compilers take the vectors through memory.
     const auto among = [&](auto step) {
         constexpr int n = decltype(step)::value;

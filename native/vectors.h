@@ -13,7 +13,7 @@
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define PACELINE_AVX2 1
 #include <immintrin.h>
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #define PACELINE_VNNI 1  // a V stays eight wide: a wider sum would be another sum. Lanes that are never summed may be more
 #endif
 #endif

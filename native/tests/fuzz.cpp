@@ -114,7 +114,7 @@ double int8_error(const float* query, int low, int high, const KeyTile& tile, in
 
 void kernels(const Kernels& table) {
     for (int round = 0; round < 60; round++) {
-        const int rows = pick(0, 3) ? pick(1, 21) : pick(30, 70), groups = pick(1, 4), cols = kBlock * (pick(0, 2) ? pick(1, 5) : 8 * pick(1, 2)), d = 16 * pick(1, 5);
+        const int rows = pick(0, 3) ? pick(1, 21) : pick(30, 70), groups = pick(1, 4), cols = kBlock * (pick(0, 2) ? pick(1, 5) : 8 * pick(1, 2)), d = 16 * (pick(0, 2) ? pick(1, 5) : pick(6, 16));
         const auto weights = matrix(groups * kLanes, cols);
         const auto x = floats(size_t(rows * cols));
         const int blocks = cols / kBlock;
@@ -193,10 +193,11 @@ void kernels(const Kernels& table) {
     }
 }
 
-// A random decoder on random ragged steps with trees: the same step with 1 and 3 threads gives the same bits.
+// A random decoder on random ragged steps with trees or chains: the same step with 1 and 3 threads gives the same bits.
 void decoder(const Kernels* table) {
-    for (int round = 0; round < 12; round++) {
-        const int kv = pick(1, 2), share = pick(1, 3), d = 16 * pick(1, 2), block = pick(1, 9);
+    for (int round = 0; round < 16; round++) {
+        const bool chains = round % 4 > 1;
+        const int kv = pick(1, 2), share = pick(1, 3), d = round % 4 == 2 ? 16 * pick(8, 16) : 16 * pick(1, 2), block = pick(1, 9);
         Shape shape{32 * pick(1, 3), kv * share * 2, kv * 2, d, 32 * pick(1, 3), 1e-5f};
         const int width = shape.heads * d;
         const Cache cache = std::array{Cache::kF32, Cache::kF16, Cache::kI8}[size_t(pick(0, 2))];
@@ -217,7 +218,7 @@ void decoder(const Kernels* table) {
             starts.push_back(start);
             for (int b = 0; b < per_group * 5; b++) tables.push_back(1 + g * per_group * 5 + b);
             for (int r = 0; r < rows; r++) {
-                const int64_t parent = r == 0 ? -1 : pick(0, r - 1);
+                const int64_t parent = r == 0 ? -1 : chains ? r - 1 : pick(0, r - 1);
                 parents.push_back(parent);
                 positions.push_back(r == 0 ? start : positions[size_t(offsets.back() + parent)] + 1);
                 slots.push_back(tables[size_t(g * per_group * 5 + (start + r) / block)] * block + (start + r) % block);
@@ -245,7 +246,7 @@ void decoder(const Kernels* table) {
             step.positions = positions.data();
             step.offsets = offsets.data();
             step.starts = starts.data();
-            step.parents = parents.data();
+            step.parents = chains ? nullptr : parents.data();
             step.caches.push_back({tables.data(), per_group * 5, slots.data(), pick(0, 1) ? 0 : 17});
             step.caches[0].window = round % 2 ? 17 : 0;
             // A smaller step first, so that the large one has to make room.
