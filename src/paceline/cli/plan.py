@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", int, float)
 _HARDWARE = ("A known card or CPU, xN behind it for several that share the model (h100x8), or a .json file with "
              "memory_gb, bandwidth_gb_s and tflops. Default: h100.")
-_DRAFTER = ("A method (ngram, suffix, eagle3, dspark, ...) or draft:MODEL; repeatable. Default: ngram and eagle3, with "
-            "--prompts what is at hand; none: no speculation.")
+_DRAFTER = ("A method (ngram, suffix, eagle3, dspark, ...), a trained head's folder, name or hub id, or draft:MODEL; "
+            "repeatable. Default: ngram and eagle3, with --prompts what is at hand; none: no speculation.")
 
 _LEAST_SEATS, _SEATS = 64, 256
 """Sequences at once that engines take by themselves, on a CPU and on a card; to time more they are asked for."""
@@ -150,7 +150,6 @@ def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] |
     """What takes the model itself: the shape of its files, this machine, and its answers."""
     from paceline.models.load.resolve import resolve
     from paceline.plan import prompts as asked
-    from paceline.plan.drafters import find_drafter
     from paceline.plan.known import find_shape
     from paceline.plan.measured import measure, time_prompts
     from paceline.plan.planner import usual_cache
@@ -160,9 +159,9 @@ def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] |
     llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head), threads=threads, max_num_seqs=seats)
     shape = find_shape(str(resolve(model)))
     names = asked.at_hand(llm) if texts is not None and drafter is None else list(_drafters(drafter))
-    drafters: list[str | Drafter] = list(names)
+    known = {name: asked.drafter_at_hand(llm, name, shape) for name in names}
+    drafters = list(known.values())
     if texts is not None:
-        known = {name: find_drafter(name, shape) for name in names}
         drafters = [replace(known[one.drafter], acceptance=one.acceptance, source=one.source)
                     for one in asked.acceptance(llm, names, texts, max_tokens)]
     machine: str | Calibration = "h100"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -53,18 +54,17 @@ def _fits(plan: Plan, dtype: str, cards: int) -> bool:
 
 
 def _speculation(plan: Plan) -> Iterator[Advice]:
-    refused = {drafter.name for drafter in plan.drafters if drafter.disagreements(plan.shape)}
+    known = {drafter.name: drafter for drafter in plan.drafters}
     for batch in plan.workload.batches:
         row = best(plan, batch)
-        if row is None or row.drafter in refused:
+        if row is None or known[row.drafter].disagreements(plan.shape):
             continue
         if not pays(row):
             yield Advice("speculation=None", f"At {batch} at once no drafter pays: a step that verifies drafts "
                          "computes more than the weights take to read.")
             break
-        method = '"draft", "model": ' if row.drafter.startswith("draft:") else ""
-        name = row.drafter.removeprefix("draft:")
-        yield Advice(f'speculation={{"method": {method}"{name}", "k": {row.k}}}',
+        wish = {**(known[row.drafter].wish or {"method": row.drafter}), "k": row.k}
+        yield Advice(f"speculation={json.dumps(wish)}",
                      f"At {batch} at once {row.tokens:.2f} tokens a cycle are expected, {row.speed_up:.2f}x plain "
                      f"decoding, if {row.acceptance:.0%} of drafted tokens are accepted; below "
                      f"{row.break_even or 0.0:.0%} it loses.")

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.errors import ConfigError
+from paceline.hub.store import here
 from paceline.plan.hardware import Hardware
-from paceline.plan.known import find_shape
+from paceline.plan.heads import HeadShape, attending, block, chain, networks, thin
+from paceline.plan.known import Found, find_config
 from paceline.plan.roofline import Roofline
-from paceline.plan.shape import CACHE_BITS, FeedForward, Layer, ModelShape
+from paceline.plan.shape import CACHE_BITS, ModelShape
 from paceline.plan.speculation import acceptance_of
 
 DRAFT_VOCABULARY = 32_000
@@ -26,14 +28,13 @@ _PLANES = "planes beside the target's, one entry a token"
 
 @dataclass(frozen=True)
 class Drafter:
-    """`shape` runs once for every drafted token, or once for all of them (`parallel`)."""
+    """A model as `shape` runs once for every drafted token, a trained head as it says."""
 
     name: str
     acceptance: float
     """Typical, of what was published; measure your own with --prompts."""
     source: str
-    shape: ModelShape | None = None
-    parallel: bool = False
+    shape: ModelShape | HeadShape | None = None
     dtype: str | None = None
     """Of its weights; None: the target's."""
     cache: str = "none"
@@ -46,13 +47,16 @@ class Drafter:
     """That has to equal the target's; None: it has no choice."""
     on_card: bool = False
     """A card looks its drafts up by itself, as a part of the step that verifies them."""
+    wish: Mapping[str, str] | None = None
+    """By which an engine is asked for it; None: by its name."""
 
     def cost(self, hardware: Hardware, dtype: str, kv_dtype: str, batch: int, context: int, k: int) -> float:
         """Seconds to draft K tokens for each of `batch` sequences."""
         if self.shape is None:
             return 0.0 if self.on_card and hardware.kind == "card" else HOST_S * batch
-        roofline = Roofline(self.shape, hardware, self.dtype or dtype, kv_dtype)
-        return roofline.step(batch, k, context).total if self.parallel else k * roofline.decode(batch, context)
+        if isinstance(self.shape, HeadShape):
+            return self.shape.seconds(hardware, self.dtype or dtype, kv_dtype, batch, context, k)
+        return k * Roofline(self.shape, hardware, self.dtype or dtype, kv_dtype).decode(batch, context)
 
     def weight_bytes(self, dtype: str) -> float:
         return self.shape.weight_bytes(self.dtype or dtype) if self.shape is not None and self.own_weights else 0.0
@@ -72,9 +76,9 @@ class Drafter:
     def cache_limits(self, kv_dtype: str, hardware: Hardware) -> list[str]:
         """Why its own cache cannot have the target's format, a sentence each. The engine keeps it in a wider one then
         (ModelFiles.load), so that it drafts all the same and takes more than is counted."""
-        shape = self.shape if self.vocab is not None else None  # heads have planes beside the target's
-        if shape is None or CACHE_BITS[kv_dtype] >= 16:
-            return []
+        shape = self.shape
+        if not isinstance(shape, ModelShape) or self.vocab is None or CACHE_BITS[kv_dtype] >= 16:
+            return []  # heads keep their planes in 16 bits or more
         if "mla" in shape.kinds:
             why = "the latent of MLA is key and value at once and stays in 16 bits or more"
         elif (kv_dtype, hardware.kind) == ("int8", "cpu") and (shape.is_mixture or shape.model_type not in NATIVE):
@@ -85,28 +89,11 @@ class Drafter:
                 "format, which is not counted here: choose another draft model, or a wider --kv-dtype for both."]
 
 
-def _head(target: ModelShape, layers: int, inputs: int, vocab: int) -> ModelShape:
-    """So many of the target's layers behind a projection of `inputs` hidden states, over a vocabulary of its own."""
-    attending = next((layer for layer in target.layers if any(mixer.cached for mixer in layer.mixers)),
-                     target.layers[0])
-    thin = Layer(attending.mixers, FeedForward(attending.feed_forward.active), attending.norms)
-    return replace(target, name=f"head of {target.name}", layers=(thin,) * layers, vocab=min(vocab, target.vocab),
-                   tied=True, further=inputs * target.hidden**2)
-
-
 def _some_layers(target: ModelShape, share: float) -> ModelShape:
     """Every so manieth layer, the same share of each kind."""
     count = max(1, round(len(target.layers) * share))
     step = len(target.layers) / count
     return replace(target, layers=tuple(target.layers[int(place * step)] for place in range(count)))
-
-
-def _networks(target: ModelShape, heads: int) -> ModelShape:
-    """Medusa and Hydra as published: a square matrix and a whole head for each token ahead. (Those that are trained
-    here borrow the target's head.)"""
-    block = Layer((), FeedForward(target.hidden**2))
-    return replace(target, name=f"heads of {target.name}", layers=(block,) * heads, vocab=heads * target.vocab,
-                   tied=True, further=0)
 
 
 METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
@@ -119,19 +106,19 @@ METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
     "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it",
                                    on_card=True),
     "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench, a head a token",
-                                     _networks(target, 4), True, most=4),
+                                     networks(target, 4, False), cache=_PLANES, most=4),
     "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench, a head a token",
-                                    _networks(target, 4), True, cache=_PLANES, most=4),
+                                    networks(target, 4, True), cache=_PLANES, most=4),
     "eagle1": lambda target: Drafter("eagle1", acceptance_of(3.58, 7), "3.58 tokens on Spec-Bench, with trees",
-                                     _head(target, 1, 2, target.vocab), cache=_PLANES),
+                                     chain(target, thin(target), target.vocab, 2, False), cache=_PLANES),
     "eagle3": lambda target: Drafter("eagle3", acceptance_of(3.53, 7), "3.53 tokens at K 7, chains, MT-bench",
-                                     _head(target, 1, 3, DRAFT_VOCABULARY), cache=_PLANES),
+                                     chain(target, thin(target), DRAFT_VOCABULARY, 3, True), cache=_PLANES),
     "mtp": lambda target: Drafter("mtp", 0.85, "85 to 90 % of the second token (DeepSeek-V3)",
-                                  _head(target, 1, 2, target.vocab), cache=_PLANES),
+                                  chain(target, attending(target), target.vocab, 2, False), cache=_PLANES),
     "dflash": lambda target: Drafter("dflash", acceptance_of(3.07, 7), "3.07 tokens at block 7, MT-Bench",
-                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
+                                     block(target, 5, DRAFT_VOCABULARY, 7), cache=_PLANES, most=7),
     "dspark": lambda target: Drafter("dspark", acceptance_of(3.64, 7), "3.64 tokens at block 7, MT-Bench",
-                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
+                                     block(target, 5, DRAFT_VOCABULARY, 7), cache=_PLANES, most=7),
     "skip": lambda target: Drafter("skip", 0.85, "about 45 % of the layers left out (SWIFT)",
                                    _some_layers(target, 0.55), cache=_TARGET_CACHE, own_weights=False),
     "exit": lambda target: Drafter("exit", 0.65, "a third of the layers (LayerSkip)", _some_layers(target, 1 / 3),
@@ -143,21 +130,32 @@ METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
 
 
 def find_drafter(text: str, target: ModelShape) -> Drafter:
-    """A method's name, or a model that drafts: its name, folder or hub id, also written draft:MODEL."""
+    """A method's name; a trained head: its folder, the name of one that comes with Paceline, or a hub id; or a model
+    that drafts, by the same names, also written draft:MODEL. Of a head and a model config.json alone is read."""
     if text in METHODS:
         return METHODS[text](target)
+    from paceline.plan.trained import config_of, drafter_of, packaged
+
     method, colon, model = text.partition(":")
-    if not colon and (near := difflib.get_close_matches(text, METHODS, 1, 0.75)):
+    is_model = bool(colon) and method == "draft"
+    folder = None if is_model else packaged(text)
+    if not colon and folder is None and here(text) is None and (
+            near := difflib.get_close_matches(text, METHODS, 1, 0.75)):
         raise ConfigError(f"There is no drafter {text!r}: did you mean {near[0]!r}? Known are {', '.join(METHODS)}, "
                           "and draft:MODEL.")
-    name = model if colon and method == "draft" else text
     try:
-        shape = find_shape(name)
+        found = find_config(model if is_model else str(folder or text))
     except ConfigError as error:
-        raise ConfigError(f"There is no drafter {text!r}: known are {', '.join(METHODS)}, and draft:MODEL. {error}"
-                          ) from None
+        raise ConfigError(f"There is no drafter {text!r}: known are {', '.join(METHODS)}, a trained head's folder, "
+                          f"and draft:MODEL. {error}") from None
+    head = None if is_model else config_of(found, target)
+    return _draft_model(found, target) if head is None else drafter_of(text, head, target)
+
+
+def _draft_model(found: Found, target: ModelShape) -> Drafter:
+    shape = found.shape
     share = shape.parameters / target.parameters
     # Draft models of 1 to 10 % of the target are reported to have .6 to .8 accepted; larger ones agree more.
     guess = min(0.9, max(0.5, 0.75 + 0.1 * math.log10(max(share, 1e-4) / 0.05)))
     return Drafter(f"draft:{shape.name}", guess, "a guess by its size: .6 to .8 is usual", shape, dtype=shape.dtype,
-                   cache=_DRAFT_CACHE, vocab=shape.vocab)
+                   cache=_DRAFT_CACHE, vocab=shape.vocab, wish={"method": "draft", "model": shape.name})

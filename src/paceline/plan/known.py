@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,45 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 _ENDINGS = re.compile(r"-(instruct|chat|it|base|hf|pt|v\d+(\.\d+)?|\d{4})$")
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is said of a model, or of a head."""
+
+    name: str
+    raw: Mapping[str, Any]
+    """Its config.json."""
+    folder: Path | None = None
+    """Of its files, where they are here."""
+    dtype: str | None = None
+    """Of its weights; None: as the config has it."""
+
+    @property
+    def shape(self) -> ModelShape:
+        shape = read_shape(self.raw, self.name)
+        return shape if self.dtype is None else replace(shape, dtype=self.dtype)
+
+
 def known_shape(name: str) -> ModelShape | None:
     """By its short name, or that of a hub id such as meta-llama/Llama-2-13b-chat-hf."""
+    found = _known(name)
+    return None if found is None else found.shape
+
+
+def _known(name: str) -> Found | None:
     short = name.lower().rpartition("/")[2].removeprefix("meta-")
     while short not in KNOWN and _ENDINGS.search(short):
         short = _ENDINGS.sub("", short)
-    return read_shape(KNOWN[short], short) if short in KNOWN else None
+    return Found(short, KNOWN[short]) if short in KNOWN else None
 
 
 def find_shape(model: str) -> ModelShape:
     """A folder or config.json, a .gguf file, a known name, or a hub id, of which config.json alone is fetched."""
-    known = None if _is_path(model) else known_shape(model) or known_shape(model.partition(":")[0])
+    return find_config(model).shape
+
+
+def find_config(model: str) -> Found:
+    """By the same names as find_shape()."""
+    known = None if _is_path(model) else _known(model) or _known(model.partition(":")[0])
     if known is not None and ":" not in model:
         return known
     if (path := here(model)) is not None:
@@ -146,24 +174,24 @@ def _is_path(model: str) -> bool:
         return False
 
 
-def _from_files(path: Path) -> ModelShape:
+def _from_files(path: Path) -> Found:
     name = path.resolve().parent.name if path.name == "config.json" else path.resolve().name.removesuffix(".gguf")
     file = path / "config.json" if path.is_dir() else path
     if file.is_file() and file.suffix == ".json":
         from paceline.models.load.reading import read_object
 
-        return read_shape(read_object(file), name)
+        return Found(name, read_object(file), file.parent)
     if path.is_file() and path.suffix != ".gguf":
         raise ModelFormatError(f"{path} is neither a config.json nor a .gguf file: give one of them, or a folder.")
     from paceline.models.load.opening import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        shape = read_shape(checkpoint.config, name)
-        bits = 8 * checkpoint.path.stat().st_size / shape.parameters
-    return replace(shape, dtype=min(_STORED, key=lambda dtype: abs(BITS[dtype] - bits)))
+        found = Found(name, checkpoint.config)
+        bits = 8 * checkpoint.path.stat().st_size / found.shape.parameters
+    return replace(found, dtype=min(_STORED, key=lambda dtype: abs(BITS[dtype] - bits)))
 
 
-def _from_hub(repo: str) -> ModelShape:
+def _from_hub(repo: str) -> Found:
     try:
         raw, _ = Hub.of_environment().json(f"{repo}/resolve/main/config.json", repo)
     except ModelNotFoundError as problem:
@@ -171,4 +199,4 @@ def _from_hub(repo: str) -> ModelShape:
                                  "path of a config.json.") from problem
     if not isinstance(raw, dict):
         raise ModelFormatError(f"config.json of '{repo}' on the hub is no object: name another model.")
-    return read_shape(raw, repo)
+    return Found(repo, raw)

@@ -10,6 +10,7 @@ from paceline.models.fields import MOST_LAYERS
 from paceline.models.heads.config import MOST_DRAFTED, HeadConfig
 from paceline.models.heads.formats.fields import HeadFields
 from paceline.models.heads.formats.files import Tensors
+from paceline.models.heads.formats.marks import is_eagle3_config
 from paceline.models.heads.formats.shape import read_shape
 from paceline.models.heads.formats.speculators import default_taps
 
@@ -19,10 +20,9 @@ EAGLE_ONLY = ("bias", "num_aux_hidden_states", "target_model_type", "num_target_
 """Keys that say how it was trained, or what is found otherwise."""
 
 
-def is_eagle3(raw: dict[str, Any], tensors: Tensors, where: str) -> bool:
+def is_eagle3(raw: dict[str, Any], tensors: Tensors) -> bool:
     """Of heads with target_layer_ids those of DeepSpec that are no blocks."""
-    named = any("Eagle3" in name for name in HeadFields(raw, where).texts("architectures") or ())
-    return named or "layers.0.hidden_norm.weight" in tensors
+    return is_eagle3_config(raw) or "layers.0.hidden_norm.weight" in tensors
 
 
 def read_eagle(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from paceline.errors import ModelFormatError, ModelNotFoundError
 from paceline.models.config import ModelConfig
 from paceline.models.heads.build import build_head
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.formats import mtp, official, speculators
+from paceline.models.heads.formats import marks, mtp, official, speculators
 from paceline.models.heads.formats.files import Tensors, read_tensors
 from paceline.models.heads.interface import Head
 from paceline.models.heads.target import Target
@@ -22,6 +23,8 @@ from paceline.models.load.reading import read_object
 
 USELESS = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """Ends of names under which training leaves what is the target's, or can be computed."""
+Read = Callable[[Callable[[str], bool]], Tensors]
+"""read_tensors() of one folder."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,7 @@ def read_head(folder: str | Path, target: ModelConfig) -> HeadCheckpoint:
         raise ModelNotFoundError(f"There is no draft head at {path}: give the folder that holds its config.json.")
     if not (path / "config.json").is_file():
         raise ModelFormatError(f"{path} has no config.json: give the folder of a draft head.")
-    raw, where = read_object(path / "config.json"), str(path / "config.json")
-    config, tensors = _read(raw, path, target, where)
+    config, tensors = _read(read_object(path / "config.json"), partial(read_tensors, path), target, path)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(USELESS)}
     if not config.reduced and not tensors.get("d2t", torch.zeros(1)).any():
         tensors.pop("d2t", None)  # says of every id that it is the target's own
@@ -52,25 +54,39 @@ def read_head(folder: str | Path, target: ModelConfig) -> HeadCheckpoint:
     return HeadCheckpoint(config, tensors, str(path))
 
 
-def _read(raw: dict[str, Any], path: Path, target: ModelConfig, where: str) -> tuple[HeadConfig, Tensors]:
-    if "speculators_model_type" in raw:
-        return speculators.read(raw, read_tensors(path), target, where)
-    if "dflash_config" in raw or "target_layer_ids" in raw:
-        tensors = read_tensors(path)
-        read = official.read_eagle if official.is_eagle3(raw, tensors, where) else official.read_block
-        return read(raw, tensors, target, where)
-    if "medusa_num_heads" in raw or "hydra_num_heads" in raw:
-        return official.read_stacked(raw, read_tensors(path), target, where)
+def read_config(raw: dict[str, Any], names: Iterable[str], target: ModelConfig, folder: str) -> HeadConfig:
+    """Of a head for this target whose config.json says this and whose tensors have these names: for whoever wants to
+    know its shape, and none of its weights."""
+    nothing = torch.empty(0)
+    config, _ = _read(raw, lambda wanted: {name: nothing for name in names if wanted(name)}, target, Path(folder))
+    config.check_target(target)
+    return config
+
+
+def _read(raw: dict[str, Any], read: Read, target: ModelConfig, path: Path) -> tuple[HeadConfig, Tensors]:
+    where = str(path / "config.json")
+    if marks.SPECULATORS in raw:
+        return speculators.read(raw, read(_all), target, where)
+    if any(key in raw for key in marks.BLOCKS):
+        tensors = read(_all)
+        reader = official.read_eagle if official.is_eagle3(raw, tensors) else official.read_block
+        return reader(raw, tensors, target, where)
+    if marks.MEDUSA in raw or marks.HYDRA in raw:
+        return official.read_stacked(raw, read(_all), target, where)
     if raw.get("num_nextn_predict_layers") or raw.get("mtp_num_hidden_layers") \
             or raw.get("num_hidden_layers") == target.num_layers != 1:
-        tensors = read_tensors(path, lambda name: mtp.belongs(name, target.num_layers))
+        tensors = read(lambda name: mtp.belongs(name, target.num_layers))
         return mtp.read(raw, tensors, target, str(path))
-    tensors = read_tensors(path)
+    tensors = read(_all)
     if "fc.weight" in tensors:
         return official.read_eagle(raw, tensors, target, where)
     raise ModelFormatError(f"{where} is of no format of draft heads that is known (speculators, or EAGLE's, Medusa's, "
                            "Hydra's, DFlash's or DSpark's own, or a model with an MTP layer): convert it to the "
                            "speculators format.")
+
+
+def _all(name: str) -> bool:
+    return True
 
 
 def load_head(folder: str | Path, target: Target, max_model_len: int, *, tokenizer: str | None = None,
