@@ -8,7 +8,7 @@ import random
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.drafters import find_drafter
+from paceline.plan.find import find_drafter
 from paceline.plan.hardware import KNOWN, find_hardware
 from paceline.plan.known import KNOWN as MODELS
 from paceline.plan.known import find_shape, known_shape

@@ -22,7 +22,8 @@ from paceline.models.heads.config import KINDS, HeadConfig
 from paceline.models.heads.packaged import PACKAGED_HEADS
 from paceline.models.heads.tensors import expected
 from paceline.plan.advice import advise
-from paceline.plan.drafters import Drafter, find_drafter
+from paceline.plan.drafters import Drafter
+from paceline.plan.find import find_drafter
 from paceline.plan.hardware import Hardware, find_hardware
 from paceline.plan.heads import HeadShape
 from paceline.plan.known import find_shape

@@ -17,7 +17,8 @@ from paceline.errors import ConfigError
 from paceline.models.native import FAMILIES
 from paceline.plan.advice import advise
 from paceline.plan.capacity import best_serving, blocks, copies_for, cost_per_million, memory_of
-from paceline.plan.drafters import METHODS, NATIVE, find_drafter
+from paceline.plan.drafters import METHODS, NATIVE
+from paceline.plan.find import find_drafter
 from paceline.plan.hardware import find_hardware, from_dict
 from paceline.plan.known import find_shape
 from paceline.plan.planner import TREES, Workload, best_draft, cycle_cost, plan

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from paceline.errors import ConfigError
 from paceline.models.fields import MOST_POSITIONS
 from paceline.plan.capacity import Memory, Serving, best_serving, copies_for, cost_per_million, memory_of
-from paceline.plan.drafters import Drafter, find_drafter
+from paceline.plan.drafters import Drafter
+from paceline.plan.find import find_drafter
 from paceline.plan.hardware import Hardware, find_hardware
 from paceline.plan.known import find_shape
 from paceline.plan.measured import Calibration, Comparison

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError
-from paceline.plan.drafters import METHODS, Drafter, find_drafter
+from paceline.plan.drafters import METHODS, Drafter
+from paceline.plan.find import find_drafter
 from paceline.plan.shape import ModelShape
 from paceline.plan.speculation import acceptance_of
 from paceline.plan.trained import drafter_of
